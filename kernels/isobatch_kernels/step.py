@@ -1,0 +1,107 @@
+"""What a backend takes and gives for one step. Plain arrays; no policy, no protobuf."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
+
+
+class Stat(enum.IntFlag):
+    """Statistics of a wanted position; the values are those of the contract's Statistic enum."""
+
+    ARGMAX = 1
+    TOP_K = 2
+    NORMALIZER = 4
+    QUANTILE = 8
+    NAMED = 16
+    FULL_ROW = 32
+    DIGEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step of S token rows, T tokens and L wanted positions."""
+
+    token_ids: Int32  # (T,)
+    positions: Int32  # (T,) absolute
+    query_start_loc: Int32  # (S + 1,) prefix sums of row lengths
+    block_tables: Int32  # (S, max_blocks) block ids, -1 past the end
+    wanted: Int32  # (L,) indexes into T, ascending
+    statistics: npt.NDArray[np.uint32]  # (L,) Stat bits
+    top_k: Int32  # (L,)
+    inverse_temperatures: Float32  # (L,)
+    quantiles: Float32  # (L,)
+    edit_starts: Int32  # (L + 1,)
+    edit_ids: Int32  # (num_edits,)
+    edit_values: Float32  # (num_edits,)
+
+
+@dataclass(frozen=True, slots=True)
+class PathCount:
+    """Dispatches of one kernel path in a step."""
+
+    op: str  # embed, norm_quantize, quantize, linear, rope_write_kv, paged_attention, gate_quantize, row_statistics
+    path: str  # gemv, gemv_multi, gemm, attention_decode, attention_prefill, other
+    unit: str  # scalar, avx2, vnni, amx, neon, metal, cuda
+    dispatches: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Results of one step. Arrays stay valid until the backend's next run."""
+
+    logits: Float32  # (L, vocab_size) after edits
+    argmax_ids: Int32  # (L,)
+    max_logits: Float32  # (L,)
+    normalizers: Float32  # (L,) 0 where not asked
+    quantile_ids: Int32  # (L,) -1 where not asked
+    top_k_starts: Int32  # (L + 1,)
+    top_k_ids: Int32
+    top_k_logits: Float32
+    top_k_weights: Float32
+    non_finite_ops: (
+        Int32  # (S,) index of the first op that met a non-finite value in the row, else -1
+    )
+    forward_ns: int
+    statistics_ns: int
+    paths: Sequence[PathCount]
+
+
+class Backend(Protocol):
+    """Runs one Program over one paged key/value cache."""
+
+    @property
+    def unit(self) -> str:
+        """Instruction set or device in use."""
+        ...
+
+    @property
+    def rope_digest(self) -> str:
+        """First 8 hex digits of the SHA-256 of the RoPE table's bytes."""
+        ...
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Computes a step. Raises ValueError for a malformed step, before anything is written."""
+        ...
+
+    def zero_blocks(self, block_ids: Int32) -> None:
+        """Clears keys and values of blocks, in every layer."""
+        ...
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint16]:
+        """Bytes of a block: (num_layers, 2, num_kv_heads, block_size, head_dim) fp16 bits, keys then values (tests, digests)."""
+        ...
+
+    def close(self) -> None:
+        """Stops threads and frees memory."""
+        ...
