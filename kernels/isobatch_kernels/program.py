@@ -1,8 +1,8 @@
 """A model as data: the flat list of typed ops that backends interpret.
 
-A model file builds one `Program` at load and computes nothing itself. Ops name buffers; a buffer is either fp32 rows or
-quantised activations (numerics.md section 2). Every op works on all tokens of a step, except where it says otherwise.
-This module must not know any backend.
+A model file builds one `Program` at load and computes nothing itself. Ops name buffers; a buffer
+is either fp32 rows or quantised activations (numerics.md section 2). Every op works on all tokens
+of a step, except where it says otherwise. This module must not know any backend.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ class Quantize:
 class Linear:
     """out = x @ weight.T, then + bias, then + residual buffer.
 
-    Several weights of equal K are one merged matrix, concatenated along N. `out` may be the residual buffer itself.
-    `x` is a quantised buffer for quantised weights and an fp32 buffer for dense ones.
+    Several weights of equal K are one merged matrix, concatenated along N. `out` may be the
+    residual buffer itself. `x` is a quantised buffer for quantised weights and an fp32 buffer for
+    dense ones.
     """
 
     x: str
@@ -132,7 +133,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeWriteKV:
-    """qkv rows (q | k | v): queries roped and scaled in place; keys roped and, with values, written to the cache as fp16."""
+    """Rotary embedding and cache write on qkv rows (q | k | v).
+
+    Queries are roped and scaled in place; keys are roped and, with values, cached as fp16.
+    """
 
     qkv: str
     layer: int
@@ -150,7 +154,10 @@ class PagedAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateQuantize:
-    """gate_up rows (gate | up): out = quantise(silu(gate) * up); into an fp32 buffer it is not quantised."""
+    """On gate_up rows (gate | up): out = quantise(silu(gate) * up).
+
+    Into an fp32 buffer the result is not quantised.
+    """
 
     gate_up: str
     out: str

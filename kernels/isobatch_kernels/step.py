@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -49,7 +51,9 @@ class StepInput:
 class PathCount:
     """Dispatches of one kernel path in a step."""
 
-    op: str  # embed, norm_quantize, quantize, linear, rope_write_kv, paged_attention, gate_quantize, row_statistics
+    # embed, norm_quantize, quantize, linear, rope_write_kv, paged_attention, gate_quantize or
+    # row_statistics
+    op: str
     path: str  # gemv, gemv_multi, gemm, attention_decode, attention_prefill, other
     unit: str  # scalar, avx2, vnni, amx, neon, metal, cuda
     dispatches: int
@@ -99,7 +103,10 @@ class Backend(Protocol):
         ...
 
     def read_block(self, block_id: int) -> npt.NDArray[np.uint16]:
-        """Bytes of a block: (num_layers, 2, num_kv_heads, block_size, head_dim) fp16 bits, keys then values (tests, digests)."""
+        """Contents of a block, for tests and digests.
+
+        (num_layers, 2, num_kv_heads, block_size, head_dim) fp16 bits, keys then values.
+        """
         ...
 
     def close(self) -> None:
