@@ -1,0 +1,1 @@
+"""The scheduler: requests, sampling and text; kept without imports so that the SDK stays light."""

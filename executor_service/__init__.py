@@ -1,0 +1,1 @@
+"""The executor: model weights, KV cache and kernels behind one gRPC service."""
