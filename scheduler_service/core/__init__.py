@@ -1,0 +1,101 @@
+"""The scheduler's decisions as a pure state machine.
+
+`submit`, `cancel`, `expire`, ... bring requests in and out; `plan` chooses the token rows of a
+step; `apply` folds its answer back and returns events. Synchronous and deterministic, standard
+library only: no clock (time arrives as an argument), no I/O, no logger.
+"""
+
+from scheduler_service.core.admission import (
+    cancel,
+    expire,
+    fail,
+    finish_by_stop_string,
+    next_deadline,
+    submit,
+)
+from scheduler_service.core.apply import (
+    apply,
+    capacity_refused,
+    executor_restarted,
+    record_kv_counts,
+)
+from scheduler_service.core.batch import (
+    LITERAL,
+    KvCounts,
+    SampledRow,
+    SequenceOpening,
+    StepResult,
+    TokenRow,
+    TokenRowBatch,
+    TokenSource,
+    TokenSourceKind,
+    WantedPosition,
+)
+from scheduler_service.core.errors import (
+    CoreError,
+    DuplicateRequestError,
+    InvalidParameterError,
+    InvalidTransitionError,
+    PromptTooLongError,
+    QueueFullError,
+)
+from scheduler_service.core.events import (
+    Event,
+    RequestAdmitted,
+    RequestFinished,
+    RequestPreempted,
+    TokenEmitted,
+)
+from scheduler_service.core.params import SamplingParams
+from scheduler_service.core.plan import plan
+from scheduler_service.core.request import (
+    FinishReason,
+    Request,
+    RequestId,
+    RequestStatus,
+    SequenceId,
+)
+from scheduler_service.core.state import Limits, SchedulerState
+
+__all__ = [
+    "LITERAL",
+    "CoreError",
+    "DuplicateRequestError",
+    "Event",
+    "FinishReason",
+    "InvalidParameterError",
+    "InvalidTransitionError",
+    "KvCounts",
+    "Limits",
+    "PromptTooLongError",
+    "QueueFullError",
+    "Request",
+    "RequestAdmitted",
+    "RequestFinished",
+    "RequestId",
+    "RequestPreempted",
+    "RequestStatus",
+    "SampledRow",
+    "SamplingParams",
+    "SchedulerState",
+    "SequenceId",
+    "SequenceOpening",
+    "StepResult",
+    "TokenEmitted",
+    "TokenRow",
+    "TokenRowBatch",
+    "TokenSource",
+    "TokenSourceKind",
+    "WantedPosition",
+    "apply",
+    "cancel",
+    "capacity_refused",
+    "executor_restarted",
+    "expire",
+    "fail",
+    "finish_by_stop_string",
+    "next_deadline",
+    "plan",
+    "record_kv_counts",
+    "submit",
+]

@@ -1,0 +1,142 @@
+"""Folding a step's answer back into the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from scheduler_service.core.batch import KvCounts, SampledRow, TokenRow, TokenRowBatch
+from scheduler_service.core.capacity import blocks_for
+from scheduler_service.core.events import Event, TokenEmitted
+from scheduler_service.core.lifecycle import finish, preempt
+from scheduler_service.core.request import FinishReason, Request, RequestId, RequestInput
+from scheduler_service.core.state import Limits, SchedulerState
+from scheduler_service.core.stop import reason_to_stop
+
+MAX_REFUSALS_ALONE: Final = 3
+"""Steps in a row that may be refused to a request that runs alone before it ends with ERROR."""
+
+
+def apply(
+    state: SchedulerState, batch: TokenRowBatch, sampled: Mapping[RequestId, SampledRow]
+) -> list[Event]:
+    """Record a computed step; return the new tokens and ends in row order.
+
+    Rows whose request ended or lost its cached state while the step ran are ignored, and so is
+    a whole batch from before `executor_restarted`.
+
+    Args:
+        state: Changed.
+        batch: The batch that ran.
+        sampled: What came of each row that wanted a token or failed. Others may be left out.
+
+    Raises:
+        AssertionError: A live row that wanted a token has neither a token nor an error.
+    """
+    if state.in_flight is batch:
+        state.in_flight = None
+        state.num_refusals_alone = 0
+    events: list[Event] = []
+    for row in batch.rows:
+        request = state.running.get(row.request_id)
+        if request is not None and _is_current(request, row):
+            _apply_row(state, request, row, sampled.get(row.request_id), events)
+    return events
+
+
+def _is_current(request: Request, row: TokenRow) -> bool:
+    return request.sequence_id == row.sequence_id and request.generation == row.generation
+
+
+def _apply_row(
+    state: SchedulerState,
+    request: Request,
+    row: TokenRow,
+    sampled: SampledRow | None,
+    events: list[Event],
+) -> None:
+    if sampled is not None and sampled.error is not None:
+        events.append(finish(state, request, FinishReason.ERROR, detail=sampled.error))
+        return
+    request.num_computed_tokens = row.start_position + len(row.token_ids)
+    if not row.wanted:
+        return
+    if sampled is None or sampled.token_id is None:
+        raise AssertionError(f"[apply] a wanted row must have a token, got none for {row}")
+    token_id = sampled.token_id
+    request.apply_input(RequestInput.ADVANCE)
+    request.output_token_ids.append(token_id)
+    index = len(request.output_token_ids) - 1
+    events.append(TokenEmitted(request_id=request.request_id, token_id=token_id, index=index))
+    reason = reason_to_stop(request)
+    if reason is not None:
+        stop_token_id = token_id if reason is FinishReason.STOP else None
+        events.append(finish(state, request, reason, stop_token_id=stop_token_id))
+
+
+def capacity_refused(state: SchedulerState, batch: TokenRowBatch) -> list[Event]:
+    """Record that the executor could not grow its pool for the batch and computed nothing.
+
+    Its releases were applied. The last running request is preempted, and until a running one
+    ends fewer blocks are counted on than this batch needed. A request that runs alone is tried
+    again up to MAX_REFUSALS_ALONE times in a row and then ends with ERROR: nobody else holds
+    blocks that could come free.
+    """
+    if state.in_flight is not batch:
+        return []
+    state.in_flight = None
+    running = list(state.running.values())
+    if not running:
+        return []
+    if len(running) == 1:
+        state.num_refusals_alone += 1
+        if state.num_refusals_alone <= MAX_REFUSALS_ALONE:
+            return []
+        detail = "the executor's block pool cannot hold this request alone"
+        return [finish(state, running[0], FinishReason.ERROR, detail=detail)]
+    growth = {row.sequence_id: len(row.token_ids) for row in batch.rows}
+    needed = sum(
+        blocks_for(
+            request.num_computed_tokens + growth.get(request.sequence_id, 0),
+            state.limits.block_size,
+        )
+        for request in running
+    )
+    state.block_ceiling = max(1, min(state.block_ceiling, needed) - 1)
+    return [preempt(state, running[-1])]
+
+
+def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> list[Event]:
+    """Record that the executor lost every cached state.
+
+    Running requests wait again, in order, to be recomputed; their tokens are kept. Nothing is
+    left to release, a batch in flight is forgotten, and step ids start again at 1.
+
+    Args:
+        state: Changed.
+        limits: New bounds, when the new executor has others. A live request that can no longer
+            fit ends with ERROR; others have `max_tokens` clipped.
+    """
+    state.in_flight = None
+    state.step_id = 0
+    state.num_refusals_alone = 0
+    events: list[Event] = [
+        preempt(state, request, release=False) for request in reversed(state.running.values())
+    ]
+    state.to_release.clear()
+    if limits is not None:
+        state.limits = limits
+        for request in list(state.requests.values()):
+            num_left = limits.max_sequence_length - len(request.prompt_token_ids)
+            if num_left <= len(request.output_token_ids):
+                detail = "the restarted executor's context or block pool is too small"
+                events.append(finish(state, request, FinishReason.ERROR, detail=detail))
+            else:
+                request.max_tokens = min(request.max_tokens, num_left)
+    state.block_ceiling = state.limits.num_blocks
+    return events
+
+
+def record_kv_counts(state: SchedulerState, counts: KvCounts) -> None:
+    """Keep the executor's own block counts for reports; planning counts for itself."""
+    state.kv_counts = counts

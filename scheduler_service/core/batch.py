@@ -1,0 +1,189 @@
+"""What one step computes, and what came of it.
+
+A token row is one request's contiguous tokens in one step; a token-row batch is
+all token rows of a step. Values only: nothing here changes after it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from scheduler_service.core.events import Event
+from scheduler_service.core.params import SamplingParams
+from scheduler_service.core.request import RequestId, SequenceId
+
+
+class TokenSourceKind(Enum):
+    """Where the tokens of a row come from."""
+
+    LITERAL = "literal"
+    STEP_OUTPUT = "step_output"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """Where the tokens of a row come from.
+
+    Attributes:
+        kind: LITERAL takes `TokenRow.token_ids`; STEP_OUTPUT takes the token that the
+            executor itself chose in an earlier step, and then the row has one token.
+        step_id: That step; 0 for LITERAL.
+        wanted_index: Index of the wanted position in that step; 0 for LITERAL.
+    """
+
+    kind: TokenSourceKind = TokenSourceKind.LITERAL
+    step_id: int = 0
+    wanted_index: int = 0
+
+
+LITERAL: Final = TokenSource()
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPosition:
+    """A position of a row whose logits are wanted.
+
+    Attributes:
+        offset: Index into the row's tokens.
+        drawn_position: Absolute position of the token to be drawn from these logits, which is
+            the row's start + offset + 1. It is the position in the random counter, so a
+            recomputed request draws the same numbers.
+        params: How the token is drawn.
+    """
+
+    offset: int
+    drawn_position: int
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One request's contiguous tokens in one step.
+
+    Attributes:
+        request_id: The request.
+        sequence_id: Name of its cached state.
+        generation: Generation of that state.
+        token_ids: Tokens, at least one.
+        start_position: Absolute position of the first, equal to the tokens computed before.
+        wanted: Positions whose logits are wanted, by ascending offset; empty for a prefill
+            chunk that does not reach the last known token.
+        source: Where the tokens come from.
+    """
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    generation: int
+    token_ids: tuple[int, ...]
+    start_position: int
+    wanted: tuple[WantedPosition, ...] = ()
+    source: TokenSource = LITERAL
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOpening:
+    """A sequence that has its first row in this batch.
+
+    Announce it to the executor before the step, with at most 0 cached tokens: the row starts
+    at position 0.
+
+    Attributes:
+        request_id: The request.
+        sequence_id: Name of its cached state.
+        generation: Generation of that state.
+        model: Model id.
+        cache_salt: Keeps one tenant's cached prefixes invisible to others.
+        token_ids: All known tokens.
+    """
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    generation: int
+    model: str
+    cache_salt: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRowBatch:
+    """All token rows of one step.
+
+    The executor applies `released_sequence_ids` before it grows the cache for the rows;
+    without that order the pool would be exceeded in mid-step.
+
+    Attributes:
+        step_id: Rises by one with each batch; the first is 1, and again after
+            `executor_restarted`.
+        model: Model id.
+        rows: Token rows, at most one for each request. May be empty: then the step only
+            gives sequences back.
+        openings: Sequences that have their first row here. None of them is also released here.
+        released_sequence_ids: Sequences to give back before anything else; each is named in
+            one batch only.
+        events: What planning decided: admissions and preemptions, in order.
+    """
+
+    step_id: int
+    model: str
+    rows: tuple[TokenRow, ...]
+    openings: tuple[SequenceOpening, ...] = ()
+    released_sequence_ids: tuple[SequenceId, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all rows."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """What came of one token row: the drawn token, or why there is none.
+
+    Attributes:
+        token_id: Token drawn at the row's wanted position; None when the row wanted none or
+            failed.
+        error: Why the row failed, in words, for example the layer that was not finite; the
+            request then ends with ERROR. None when it did not fail.
+    """
+
+    token_id: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvCounts:
+    """Block counts of the executor's pool.
+
+    Attributes:
+        total: Blocks in the pool.
+        free: Blocks that nobody uses.
+        evictable: Blocks that only the prefix index holds.
+        shared: Blocks used by more than one sequence.
+    """
+
+    total: int
+    free: int
+    evictable: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step as the core sees it.
+
+    Attributes:
+        step_id: The batch's step.
+        has_capacity: False when the executor could not grow its pool for all rows, so that
+            nothing was computed (releases were applied): call `capacity_refused`, not `apply`.
+        sampled: What came of each row that wanted a token or failed, by request.
+        kv_counts: Occupancy afterwards.
+    """
+
+    step_id: int
+    has_capacity: bool
+    sampled: Mapping[RequestId, SampledRow]
+    kv_counts: KvCounts

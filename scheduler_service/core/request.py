@@ -1,0 +1,140 @@
+"""A request and the states it can be in.
+
+A request has tokens known (prompt and output) and tokens computed (whose keys
+and values the executor holds). There is no prefill phase and no decode phase:
+each step computes part of the difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NewType
+
+from scheduler_service.core.errors import InvalidTransitionError
+from scheduler_service.core.params import SamplingParams
+
+RequestId = NewType("RequestId", str)
+
+SequenceId = NewType("SequenceId", int)
+"""Unsigned 64-bit name of a request's cached state; chosen by the core, never reused."""
+
+
+class RequestStatus(Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class RequestInput(Enum):
+    """What can happen to a request."""
+
+    ADMIT = "admit"
+    ADVANCE = "advance"
+    PREEMPT = "preempt"
+    FINISH = "finish"
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+TRANSITIONS: Final[dict[tuple[RequestStatus, RequestInput], RequestStatus]] = {
+    (RequestStatus.WAITING, RequestInput.ADMIT): RequestStatus.RUNNING,
+    (RequestStatus.WAITING, RequestInput.FINISH): RequestStatus.FINISHED,
+    (RequestStatus.RUNNING, RequestInput.ADVANCE): RequestStatus.RUNNING,
+    (RequestStatus.RUNNING, RequestInput.PREEMPT): RequestStatus.PREEMPTED,
+    (RequestStatus.RUNNING, RequestInput.FINISH): RequestStatus.FINISHED,
+    (RequestStatus.PREEMPTED, RequestInput.ADMIT): RequestStatus.RUNNING,
+    (RequestStatus.PREEMPTED, RequestInput.FINISH): RequestStatus.FINISHED,
+}
+"""Every legal (status, input) pair and the status that follows. Anything else is a bug."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. Made by the shell, changed by the core alone once submitted.
+
+    Attributes:
+        request_id: Identity, unique among live requests.
+        prompt_token_ids: Prompt, at least one token.
+        params: Sampling parameters, passed on untouched.
+        max_tokens: Most tokens to generate; `submit` clips it to what the context leaves.
+        model: Model id.
+        cache_salt: Keeps one tenant's cached prefixes invisible to others.
+        stop_token_ids: Tokens that end generation; the model's own ones included.
+        deadline: Monotonic time in seconds after which the request ends; None for never.
+        arrival: Monotonic time in seconds at which it arrived.
+        sequence_id: Name of its cached state, given by `submit`; rises with arrival.
+        generation: Rises each time the cached state is lost.
+        output_token_ids: Tokens generated so far.
+        num_computed_tokens: Known tokens whose keys and values the executor holds.
+        num_cached_tokens: Of these, found in the executor's prefix cache.
+        num_preemptions: Times the cached state was lost.
+        status: Where the request is.
+        finish_reason: Why it ended; None while it lives.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    model: str = ""
+    cache_salt: str = ""
+    stop_token_ids: frozenset[int] = frozenset()
+    deadline: float | None = None
+    arrival: float = 0.0
+    sequence_id: SequenceId = field(default=SequenceId(0), init=False)
+    generation: int = field(default=0, init=False)
+    output_token_ids: list[int] = field(default_factory=list, init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    num_preemptions: int = field(default=0, init=False)
+    status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens that are not computed yet."""
+        return self.num_tokens - self.num_computed_tokens
+
+    def token(self, position: int) -> int:
+        """Return the known token at an absolute position."""
+        num_prompt_tokens = len(self.prompt_token_ids)
+        if position < num_prompt_tokens:
+            return self.prompt_token_ids[position]
+        return self.output_token_ids[position - num_prompt_tokens]
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return the known tokens at positions [start, stop)."""
+        split = len(self.prompt_token_ids)
+        output = self.output_token_ids[max(start - split, 0) : max(stop - split, 0)]
+        return self.prompt_token_ids[start:stop] + tuple(output)
+
+    def apply_input(self, given: RequestInput) -> None:
+        """Move to the status that follows.
+
+        Raises:
+            InvalidTransitionError: The table does not hold (status, input).
+        """
+        following = TRANSITIONS.get((self.status, given))
+        if following is None:
+            raise InvalidTransitionError(
+                f"[request] {self.status.name} does not accept {given.name}, "
+                f"got it for {self.request_id!r}"
+            )
+        self.status = following

@@ -1,0 +1,143 @@
+"""The scheduler's whole state for one model, and the invariants that hold between calls.
+
+Functions of `admission`, `plan` and `apply` change it; nothing else does. A trace of their calls
+replays exactly: there is no clock, no randomness and no input but the arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_service.core.batch import KvCounts, TokenRowBatch
+from scheduler_service.core.capacity import blocks_for
+from scheduler_service.core.errors import InvalidParameterError
+from scheduler_service.core.queues import DeadlineQueue, WaitingQueue
+from scheduler_service.core.request import Request, RequestId, RequestStatus, SequenceId
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one model's scheduling.
+
+    Attributes:
+        max_num_batched_tokens: Most tokens of a step.
+        max_num_seqs: Most requests that hold cached state, hence most rows of a step.
+        max_num_waiting: Most requests that wait; `submit` refuses more.
+        block_size: Cache positions of a block.
+        num_blocks: Blocks of the pool.
+        context_length: Most tokens of prompt and output together.
+        max_prefill_chunk: Most tokens of one row.
+
+    Raises:
+        InvalidParameterError: A bound is below 1.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_num_waiting: int
+    block_size: int
+    num_blocks: int
+    context_length: int
+    max_prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value < 1:
+                raise InvalidParameterError("limits", name, "must be at least 1", value)
+
+    @property
+    def pool_capacity(self) -> int:
+        """Tokens that all blocks hold."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Most tokens of prompt and output together that context and pool both allow."""
+        return min(self.context_length, self.pool_capacity)
+
+
+@dataclass(slots=True, eq=False)
+class SchedulerState:
+    """Requests of one model and what they hold.
+
+    Attributes:
+        limits: Bounds.
+        model: Model id, copied to every batch.
+        requests: Live requests.
+        waiting: Live requests without cached state, in order of arrival.
+        running: Live requests with cached state, in order of arrival; all arrived before all of
+            `waiting`.
+        deadlines: Deadlines of live requests.
+        to_release: Sequences that the next batch gives back, in order.
+        in_flight: The batch that was planned and not yet applied or refused.
+        step_id: Id of the last planned batch; 0 before the first.
+        last_sequence_id: The last sequence id given.
+        block_ceiling: Most blocks to count on. Below `limits.num_blocks` after the executor
+            refused a step, until a running request ends.
+        num_refusals_alone: Steps in a row that the executor refused although one request ran.
+        kv_counts: The executor's own counts, as last recorded; for reports only.
+    """
+
+    limits: Limits
+    model: str = ""
+    requests: dict[RequestId, Request] = field(default_factory=dict, init=False)
+    waiting: WaitingQueue = field(default_factory=WaitingQueue, init=False)
+    running: dict[RequestId, Request] = field(default_factory=dict, init=False)
+    deadlines: DeadlineQueue = field(default_factory=DeadlineQueue, init=False)
+    to_release: list[SequenceId] = field(default_factory=list, init=False)
+    in_flight: TokenRowBatch | None = field(default=None, init=False)
+    step_id: int = field(default=0, init=False)
+    last_sequence_id: SequenceId = field(default=SequenceId(0), init=False)
+    block_ceiling: int = field(default=0, init=False)
+    num_refusals_alone: int = field(default=0, init=False)
+    kv_counts: KvCounts | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.block_ceiling = self.limits.num_blocks
+
+    @property
+    def has_work(self) -> bool:
+        """True while `plan` would return a batch, were none in flight."""
+        return bool(self.running or self.to_release or len(self.waiting))
+
+    def num_blocks_held(self) -> int:
+        """Return the blocks counted for computed tokens of running requests."""
+        size = self.limits.block_size
+        return sum(blocks_for(r.num_computed_tokens, size) for r in self.running.values())
+
+    def check_invariants(self) -> None:
+        """Check what holds between any two calls; O(live requests), meant for tests.
+
+        Raises:
+            AssertionError: One of them is broken.
+        """
+        running = list(self.running.values())
+        waiting = list(self.waiting)
+        order = [request.sequence_id for request in running + waiting]
+        _check(order == sorted(set(order)), "requests run and wait in order of arrival", order)
+        known = {request.request_id: request for request in running + waiting}
+        _check(known == self.requests, "a live request runs or waits", known)
+        for request in running:
+            _check(request.status is RequestStatus.RUNNING, "running is RUNNING", request)
+            _check(request.num_uncomputed_tokens >= 1, "a running request has work", request)
+        for request in waiting:
+            idle = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            _check(idle, "waiting is WAITING or PREEMPTED", request)
+            _check(request.num_computed_tokens == 0, "a waiting request holds nothing", request)
+        limits = self.limits
+        _check(len(running) <= limits.max_num_seqs, "max_num_seqs", len(running))
+        held = self.num_blocks_held()
+        _check(held <= limits.num_blocks, "blocks held fit the pool", held)
+        _check(1 <= self.block_ceiling <= limits.num_blocks, "block_ceiling", self.block_ceiling)
+        released = self.to_release
+        _check(len(released) == len(set(released)), "a sequence is released once", released)
+        for request in self.requests.values():
+            length = len(request.prompt_token_ids) + request.max_tokens
+            _check(length <= limits.max_sequence_length, "a request can fit", request)
+            _check(len(request.output_token_ids) < request.max_tokens, "max_tokens", request)
+
+
+def _check(holds: bool, rule: str, got: object) -> None:
+    if not holds:
+        raise AssertionError(f"[scheduler_state] {rule}, got {got!r}")
