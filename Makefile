@@ -1,0 +1,58 @@
+# The everyday commands. Each sets up what it needs by itself; `make` alone lists them.
+
+PROMPT ?= Hello! In two sentences: who are you, and what can you help me with?
+# As typed: a dollar sign in a question is not make's business.
+override PROMPT := $(value PROMPT)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?= -n 2
+export ISOBATCH_VENV := $(VENV)
+export PROMPT
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run serve test check format protos bench requirements clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nTo ask something:  make run PROMPT="Why is the sky blue?"\n'
+
+setup: ## Set up everything for development in $(VENV)
+	@scripts/setup dev
+
+run: ## Answer PROMPT="..." with a real model, from a standing start
+	@scripts/setup run
+	@$(BIN)/isobatch generate --serve --prompt "$$PROMPT"
+	@printf '\nAnother question:   make run PROMPT="..."\n' >&2
+	@printf 'A server that stays: make serve, then %s/isobatch chat\n' '$(BIN)' >&2
+
+serve: ## Run scheduler and executor until Ctrl-C
+	@scripts/setup run
+	@$(BIN)/isobatch serve
+
+test: ## Run the tests against the installed package
+	@scripts/setup dev
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+check: ## Check format, lint, types, import rules, the contract and its generated code
+	@scripts/setup dev
+	@scripts/check
+
+format: ## Format the code and fix what can be fixed by itself
+	@scripts/setup dev
+	@$(BIN)/ruff check --quiet --fix --exit-zero .
+	@$(BIN)/ruff format .
+
+protos: ## Write the generated code of the contract anew
+	@scripts/generate-protos
+
+bench: ## Measure speed (writes bench-results/)
+	@scripts/setup dev
+	@$(BIN)/pytest -m bench -n 0 -s tests/bench
+
+requirements: ## Pin the requirement files anew (needs uv)
+	@scripts/pin-requirements --upgrade
+
+clean: ## Remove builds, caches and environments (not downloaded models)
+	rm -rf build dist .venv .venv-uv .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .import_linter_cache
+	find scheduler_service executor_service kernels protos tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
