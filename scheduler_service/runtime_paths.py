@@ -1,8 +1,8 @@
 """Where the sockets of the running services live: one rule for server, SDK and command line.
 
-The runtime directory is `$XDG_RUNTIME_DIR/isobatch`, or `<temporary directory>/isobatch-<uid>` where
-that variable is unset. It belongs to the user alone (mode 0700): who can enter it can talk to the
-services. Standard library only, because the SDK imports it.
+The runtime directory is `$XDG_RUNTIME_DIR/isobatch`, or `<temporary directory>/isobatch-<uid>`
+where that variable is unset. It belongs to the user alone (mode 0700): who can enter it can talk to
+the services. Standard library only, because the SDK imports it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final
 
 SCHEDULER_SOCKET_NAME: Final = "scheduler.sock"
 EXECUTOR_SOCKET_NAME: Final = "executor.sock"
