@@ -151,7 +151,7 @@ def test_uv_on_path_gets_a_python(machine: Machine) -> None:
     machine.add("uv", 'echo "uv $*" >>"$LOG"; [ "$2" = find ] && echo fetched; exit 0')
     assert machine.setup("python").stdout == "fetched\n"
     assert machine.actions() == [
-        "uv python install --quiet 3.12",
+        "uv python install 3.12",
         "uv python find --managed-python 3.12",
     ]
 

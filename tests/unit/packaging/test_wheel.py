@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ def test_wheel_carries_no_sources_of_the_native_module(names: list[str]) -> None
 @pytest.mark.parametrize("folder", ["kernels", "protos", "protos/gen", "deploy", "tests"])
 def test_source_roots_are_not_packages(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.skipif("ISOBATCH_WHEEL" not in os.environ, reason="no wheel was given to be tested")
+@pytest.mark.parametrize("package", sorted(PACKAGES - {"isobatch"}))
+def test_the_given_wheel_is_what_the_tests_import(package: str) -> None:
+    file = import_module(package).__file__
+    assert file is not None
+    assert not Path(file).is_relative_to(ROOT)
 
 
 def test_failing_compiler_on_linux_is_an_error_that_names_it(tmp_path: Path) -> None:
