@@ -47,7 +47,7 @@ protos: ## Write the generated code of the contract anew
 
 bench: ## Measure speed (writes bench-results/)
 	@scripts/setup dev
-	@$(BIN)/pytest -m bench -n 0 -s tests/bench
+	@$(BIN)/python tests/bench/bench_serving.py $(BENCH_ARGS)
 
 requirements: ## Pin the requirement files anew (needs uv)
 	@scripts/pin-requirements --upgrade

@@ -23,11 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from support.services import ServicePair, running_pair
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from scheduler_service.client import AsyncClient, Finished, GenerationParams, TokenEvent
+from tests.support.services import ServicePair, running_pair
 
 TOPICS = (
     "a river delta", "the history of tea", "how bridges carry load", "a lighthouse keeper",

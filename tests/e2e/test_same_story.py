@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.embedded_model import embedded_model_path
-from support.services import ServicePair, running_pair
+from tests.support.embedded_model import embedded_model_path
 
 from scheduler_service.client import AsyncClient, Completion, GenerationParams
+from tests.support.services import ServicePair, running_pair
 
 # 300 in CI; the long run is written down in docs/evidence.md.
 NUM_TOKENS = int(os.environ.get("ISOBATCH_SAME_STORY_TOKENS", "300"))
