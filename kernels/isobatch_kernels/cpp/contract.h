@@ -12,6 +12,7 @@ constexpr float kInverseActivationMax = 1.0f / 2047.0f;
 constexpr uint32_t kBlockFloorBits = 0x2B800000u;     // 2^-40
 constexpr uint32_t kNonFiniteBits = 0x6F800000u;      // 2^96
 constexpr float kScaleFloor = 0x1p-24f;
+constexpr float kInputFloor = 0x1p-60f;           // inputs of the norm and of SwiGLU, values of logit edits
 constexpr float kRopeInputFloor = 0x1p-40f;
 constexpr float kRopeTableFloor = 0x1p-24f;
 constexpr float kQueryFloor = 0x1p-64f;
@@ -55,6 +56,8 @@ static inline float x1_exp(float x) {
   return bits_float(float_bits(p) + ((uint32_t)(int32_t)n << 23));
 }
 static inline float x1_silu_mul(float g, float u) {
+  g = flush_below(g, kInputFloor);
+  u = flush_below(u, kInputFloor);
   float z = -g;
   z = z < -100.0f ? -100.0f : z;
   z = z > 60.0f ? 60.0f : z;

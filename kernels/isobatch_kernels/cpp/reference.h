@@ -28,6 +28,6 @@ uint16_t to_f16(float x);   // round to nearest even, saturated
 float from_f16(uint16_t h);
 // keys, values: fp32 values of the fp16 cache, (num_keys, head_dim); visible keys are first_visible..num_keys-1.
 void attention(const float* q, const float* keys, const float* values, int num_keys, int first_visible, int head_dim, float* out);
-void statistics(float* logits, int V, const StatisticsArgs& args, const StatisticsResult& result);
+void statistics(float* logits, int V, const StatisticsArgs& args, StatisticsResult& result);
 
 }  // namespace isobatch::reference

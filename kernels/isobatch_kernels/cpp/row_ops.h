@@ -4,6 +4,16 @@
 
 namespace isobatch {
 
+// The only block size of the cache that attention knows: 16 keys of one dimension fill a vector.
+constexpr int kCacheBlock = 16;
+
+// The rule that a cache breaks, for the caller to raise, or null. Callers check once; the operations do not.
+static inline const char* cache_problem(const KvView& kv) {
+  if (kv.block_size != kCacheBlock) return "[attention] block_size must be 16";
+  if (kv.head_dim < 2 || kv.head_dim % 2 != 0) return "[attention] head_dim must be a positive multiple of 2";
+  return nullptr;
+}
+
 struct RowOps {
   const char* name;
   // Quantises row m of an activation buffer from K floats (numerics.md section 2).
@@ -30,7 +40,7 @@ struct RowOps {
   // Merges the partials of one query head in ascending chunk order (entries with present[i] == 0 are skipped), writes head_dim floats.
   void (*attention_merge)(const float* const* partials, const uint8_t* present, int num_chunks, int head_dim, float* out);
   // Row statistics; applies edits in place to logits (V floats). scratch: V floats (weights).
-  void (*statistics)(float* logits, int V, const StatisticsArgs& args, const StatisticsResult& result, float* scratch);
+  void (*statistics)(float* logits, int V, const StatisticsArgs& args, StatisticsResult& result, float* scratch);
 };
 
 static inline size_t attention_scratch_floats(int group, int head_dim) {
