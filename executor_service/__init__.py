@@ -1,1 +1,1 @@
-"""The executor: model weights, KV cache and kernels behind one gRPC service."""
+"""The executor: weights, paged key/value cache and kernels behind the executor contract."""

@@ -1,0 +1,1 @@
+"""Model files, tokenizers, and one Program builder for each architecture."""
