@@ -85,14 +85,14 @@ bool dense_linear(const float* w, int N, int K, int type, const float* x, const 
   if (a >= kDenseRowFloorBits && a < kNonFiniteBits) {
     const float down = bits_float((uint32_t)(127 - exponent) << 23);
     for (int k = 0; k < K; k++) {
-      float v = flush_below(x[k] * down, kDenseFloor);
+      float v = x[k] * down;
       if (type == 0) {
         v = from_f16(to_f16(v));
       } else {
         const uint32_t bits = float_bits(v);
         v = bits_float((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
       }
-      scaled[k] = v;
+      scaled[k] = flush_below(v, kDenseFloor);
     }
   }
   const float up = a < kDenseRowFloorBits ? 1.0f : bits_float((uint32_t)(exponent + 127) << 23);

@@ -55,7 +55,6 @@ inline Vi to_int(Vf a) {  // nearest; out of range gives INT32_MIN
 }
 inline Vf add_exponent(Vf p, Vf n) { Vi k = to_int(n); ISOBATCH_LANES(bits_float(float_bits(p.v[i]) + ((uint32_t)k.v[i] << 23))); }
 inline Vf recip_seed(Vf a) { ISOBATCH_LANES(bits_float(kRecipSeed - float_bits(a.v[i]))); }
-inline Vf rsqrt_seed(Vf a) { ISOBATCH_LANES(bits_float(kRsqrtSeed - (float_bits(a.v[i]) >> 1))); }
 inline Vi magnitude(Vf a) { ISOBATCH_LANES_I((int32_t)magnitude_bits(a.v[i])); }
 inline Vi zero_i() { ISOBATCH_LANES_I(0); }
 inline Vi add(Vi a, Vi b) { ISOBATCH_LANES_I(a.v[i] + b.v[i]); }
