@@ -6,7 +6,8 @@ with w the fp32 weights and every sum a chain of fp64 additions in that order:
 - top-k keeps the first k; a k of 0 or not below the vocabulary turns it off. The total is the
   sum of what it kept, or Z where it is off.
 - top-p keeps the shortest prefix whose sum is at least top_p * total.
-- min-p keeps the prefix before the first w below fp32(min_p).
+- min-p keeps the prefix before the first w below fp32(min_p). (Not every w of that size: the
+  exponential is not monotone in its last bit, so only a prefix can be told from K entries.)
 - The token is the first kept one whose running sum exceeds u * (sum of the kept), else the last.
 
 `choose` applies it to the K likeliest ids; where these do not decide, it says so, and

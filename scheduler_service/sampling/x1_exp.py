@@ -24,7 +24,7 @@ _COEFFICIENTS: Final = tuple(np.float32(1 / n) for n in (5040, 720, 120, 24, 6, 
 
 
 def fma(a: F32, b: F32 | np.float32, c: F32 | np.float32) -> F32:
-    """Return a*b + c of (N,) float32 arrays with one rounding; the results must be normal or zero in fp32."""
+    """Return a*b + c of (N,) float32 arrays, rounded once; no result may be subnormal in fp32."""
     product = a.astype(np.float64) * np.float64(b)
     addend = np.broadcast_to(np.asarray(c, dtype=np.float64), product.shape)
     total = product + addend

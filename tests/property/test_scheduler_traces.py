@@ -1,0 +1,256 @@
+"""Whole traces of the core against a fake block pool, with everything that can go wrong in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core import (
+    Event,
+    FinishReason,
+    Request,
+    RequestFinished,
+    RequestPreempted,
+    SchedulerState,
+    TokenEmitted,
+    TokenRowBatch,
+    apply,
+    cancel,
+    capacity_refused,
+    executor_restarted,
+    expire,
+    finish_by_stop_string,
+    plan,
+    submit,
+)
+from tests.support.core_scenarios import make_limits, make_request
+from tests.support.fake_block_pool import VOCAB_SIZE, FakeBlockPool, solo_run
+
+MAX_STEPS = 5000
+# A trace takes a few milliseconds, so many more than the profile's usual number are affordable.
+many = settings(max_examples=5 * settings().max_examples)
+STOP = frozenset({3})
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request and the step before which it arrives."""
+
+    prompt: list[int]
+    max_tokens: int
+    stops: bool
+    step: int
+    deadline: int | None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that happens in a trace. Numbers in the sets and maps are steps."""
+
+    arrivals: list[Arrival]
+    tokens: int
+    chunk: int
+    seqs: int
+    block_size: int
+    slack: int
+    missing_blocks: int
+    cancels: dict[int, int] = field(default_factory=dict)
+    stop_strings: dict[int, int] = field(default_factory=dict)
+    restarts_in_flight: set[int] = field(default_factory=set)
+    restarts_between: set[int] = field(default_factory=set)
+    refusals: set[int] = field(default_factory=set)
+
+
+_STEPS = st.integers(0, 40)
+_INDEXES = st.dictionaries(_STEPS, st.integers(0, 7), max_size=3)
+
+arrivals = st.builds(
+    Arrival,
+    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24),
+    max_tokens=st.integers(1, 12),
+    stops=st.booleans(),
+    step=st.just(0) | st.integers(0, 30),
+    deadline=st.none() | st.none() | st.integers(0, 60),
+)
+
+shapes = {
+    "arrivals": st.lists(arrivals, min_size=1, max_size=8),
+    "tokens": st.integers(1, 24),
+    "chunk": st.sampled_from([1, 2, 7, 64]),
+    "seqs": st.integers(1, 8),
+    "block_size": st.integers(1, 5),
+    "slack": st.integers(0, 4),
+}
+
+quiet = st.builds(Scenario, **shapes, missing_blocks=st.just(0))
+troubled = st.builds(
+    Scenario,
+    **shapes,
+    missing_blocks=st.integers(0, 3),
+    cancels=_INDEXES,
+    stop_strings=_INDEXES,
+    restarts_in_flight=st.sets(_STEPS, max_size=2),
+    restarts_between=st.sets(_STEPS, max_size=2),
+    refusals=st.sets(_STEPS, max_size=8),
+)
+
+
+class Trace:
+    """Drives one scenario to its end and keeps what came of it."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        longest = max(len(a.prompt) + a.max_tokens for a in scenario.arrivals)
+        num_blocks = -(-longest // scenario.block_size) + scenario.slack
+        limits = make_limits(
+            tokens=scenario.tokens,
+            chunk=scenario.chunk,
+            seqs=scenario.seqs,
+            block_size=scenario.block_size,
+            blocks=num_blocks,
+        )
+        self.state = SchedulerState(limits)
+        self.pool = FakeBlockPool(scenario.block_size, max(1, num_blocks - scenario.missing_blocks))
+        self.output: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason] = {}
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Run until every request has ended and everything is given back."""
+        todo = sorted(enumerate(self.scenario.arrivals), key=lambda item: item[1].step)
+        step = 0
+        while todo or len(self.ends) < len(self.scenario.arrivals) or self.state.to_release:
+            while todo and todo[0][1].step <= step:
+                index, arrival = todo.pop(0)
+                self._submit(index, arrival)
+            self._record(expire(self.state, float(step)))
+            if step in self.scenario.restarts_between:
+                self.pool.restart()
+                self._record(executor_restarted(self.state))
+            self._step(step)
+            step += 1
+            assert step < MAX_STEPS, "livelock"
+
+    def _submit(self, index: int, arrival: Arrival) -> None:
+        request = make_request(
+            str(index),
+            arrival.prompt,
+            arrival.max_tokens,
+            stop=STOP if arrival.stops else frozenset(),
+            deadline=None if arrival.deadline is None else float(arrival.deadline),
+        )
+        submit(self.state, request)
+        self.output[request.request_id] = []
+
+    def _step(self, step: int) -> None:
+        batch = plan(self.state, float(step))
+        self.state.check_invariants()
+        if batch is None:
+            assert not self.state.running
+            return
+        self._record(batch.events)
+        self._check_batch(batch)
+        sampled = self.pool.run(batch, refuse=step in self.scenario.refusals)
+        self._disturb(step)
+        if step in self.scenario.restarts_in_flight:
+            self.pool.restart()
+            self._record(executor_restarted(self.state))
+            # The answer of the old process may still arrive; it must not matter.
+        if sampled is None:
+            self.seen["refused"] += 1
+            self._record(capacity_refused(self.state, batch))
+        else:
+            self._record(apply(self.state, batch, sampled))
+        self.state.check_invariants()
+
+    def _disturb(self, step: int) -> None:
+        """Cancel and stop requests while the step is in flight."""
+        index = self.scenario.cancels.get(step)
+        live = list(self.state.requests.values())
+        if index is not None and index < len(live):
+            self._record(cancel(self.state, live[index].request_id))
+        index = self.scenario.stop_strings.get(step)
+        live = list(self.state.requests.values())
+        if index is not None and index < len(live):
+            self._record(finish_by_stop_string(self.state, live[index].request_id))
+
+    def _check_batch(self, batch: TokenRowBatch) -> None:
+        limits = self.state.limits
+        assert batch.num_tokens <= limits.max_num_batched_tokens
+        assert len(batch.rows) <= limits.max_num_seqs
+        assert len({row.request_id for row in batch.rows}) == len(batch.rows)
+        assert all(1 <= len(row.token_ids) <= limits.max_prefill_chunk for row in batch.rows)
+        opened = {opening.sequence_id for opening in batch.openings}
+        assert not opened & set(batch.released_sequence_ids)
+        if self.state.running:
+            oldest: Request = next(iter(self.state.running.values()))
+            assert oldest.request_id in {row.request_id for row in batch.rows}
+
+    def _record(self, events: tuple[Event, ...] | list[Event]) -> None:
+        for happened in events:
+            assert happened.request_id not in self.ends, "nothing follows the end"
+            self.seen[type(happened).__name__] += 1
+            if isinstance(happened, TokenEmitted):
+                output = self.output[happened.request_id]
+                assert happened.index == len(output)
+                output.append(happened.token_id)
+            elif isinstance(happened, RequestFinished):
+                self.ends[happened.request_id] = happened.reason
+
+
+def check_against_solo_runs(trace: Trace) -> None:
+    """Check each request's tokens against a run without any scheduler."""
+    for index, arrival in enumerate(trace.scenario.arrivals):
+        name = str(index)
+        alone = solo_run(arrival.prompt, arrival.max_tokens, STOP if arrival.stops else frozenset())
+        output = trace.output[name]
+        reason = trace.ends[name]
+        assert output == alone[: len(output)]
+        if reason is FinishReason.LENGTH:
+            assert output == alone
+            assert len(output) == arrival.max_tokens
+        if reason is FinishReason.STOP and not trace.scenario.stop_strings:
+            assert output == alone
+            assert output[-1] in STOP
+    assert not trace.pool.tokens, "everything is given back"
+    assert not trace.state.requests
+
+
+@many
+@given(quiet)
+def test_every_request_gets_the_tokens_of_its_solo_run(scenario: Scenario) -> None:
+    """Budgets, chunks, block sizes and neighbours change no token, and every request ends."""
+    trace = Trace(scenario)
+    trace.run()
+    event(f"preempted={trace.seen[RequestPreempted.__name__] > 0}")
+    check_against_solo_runs(trace)
+    for index, arrival in enumerate(scenario.arrivals):
+        if arrival.deadline is None:
+            assert trace.ends[str(index)] in (FinishReason.LENGTH, FinishReason.STOP)
+    assert not trace.seen["refused"]
+
+
+@many
+@given(troubled)
+def test_trouble_changes_no_token(scenario: Scenario) -> None:
+    """Cancels in flight, restarts, refusals and a pool smaller than said: outputs stay prefixes."""
+    trace = Trace(scenario)
+    trace.run()
+    event(f"refused={trace.seen['refused'] > 0}")
+    event(f"preempted={trace.seen[RequestPreempted.__name__] > 0}")
+    check_against_solo_runs(trace)
+
+
+@given(quiet)
+def test_a_trace_replays_exactly(scenario: Scenario) -> None:
+    """The core has no hidden input: the same calls give the same events."""
+    first, second = Trace(scenario), Trace(scenario)
+    first.run()
+    second.run()
+    assert first.output == second.output
+    assert first.ends == second.ends
+    assert first.seen == second.seen
+    assert first.pool.num_computed_tokens == second.pool.num_computed_tokens
