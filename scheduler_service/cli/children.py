@@ -1,0 +1,64 @@
+"""The commands of the processes that the command line starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from scheduler_service.cli.failures import EXIT_FAILURE, Failure
+from scheduler_service.cli.supervisor import Child, describe_exit
+
+
+def python_module(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs a module of this installation.
+
+    -P keeps the current directory out of the search path: a file named like a library, lying where
+    the user happens to be, must not break a service.
+    """
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def executor_child(
+    *,
+    model: str,
+    listen: str,
+    metrics_port: int,
+    kv_memory_mb: int | None = None,
+    threads: int | None = None,
+) -> Child:
+    """Return the executor of a model, at a gRPC address."""
+    arguments = ["--model", model, "--listen", listen, "--metrics-port", str(metrics_port)]
+    if kv_memory_mb is not None:
+        arguments += ["--kv-memory-mb", str(kv_memory_mb)]
+    if threads is not None:
+        arguments += ["--threads", str(threads)]
+    return Child("executor", python_module("executor_service", *arguments))
+
+
+def scheduler_child(*, listen: str, executor: str, metrics_port: int) -> Child:
+    """Return the scheduler in front of the executor at a gRPC address."""
+    arguments = ["--listen", listen, "--executor", executor, "--metrics-port", str(metrics_port)]
+    return Child("scheduler", python_module("scheduler_service", *arguments))
+
+
+def pull(name: str) -> Path:
+    """Bring a model to this machine unless it is there, and return its path.
+
+    The child says how it goes on standard error, and the path in its last line of output. Raises
+    Failure with the child's exit code.
+    """
+    done = subprocess.run(
+        python_module("executor_service.models.pull", name),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.split()
+    if done.returncode != 0 or not lines:
+        code = done.returncode if done.returncode > 0 else EXIT_FAILURE
+        raise Failure(
+            f"[pull] bringing {name} must succeed, got {describe_exit(done.returncode)}", code
+        )
+    return Path(done.stdout.splitlines()[-1])

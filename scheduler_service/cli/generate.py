@@ -1,0 +1,106 @@
+"""`isobatch generate`: one prompt, one answer, streamed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scheduler_service.cli import output
+from scheduler_service.cli.connection import connected_or_private
+from scheduler_service.cli.inputs import given_or_stdin
+from scheduler_service.cli.options import (
+    address_option,
+    generation_options,
+    generation_params,
+    json_option,
+    private_server_options,
+)
+
+if TYPE_CHECKING:
+    from scheduler_service.client import Client, Completion, GenerationParams, Prompt
+
+
+@click.command("generate")
+@click.option("-p", "--prompt", help="The prompt; default: what standard input holds.")
+@generation_options
+@click.option("--raw", is_flag=True, help="Send the prompt as it is, without a chat template.")
+@click.option("--stats", "show_stats", is_flag=True, help="Print a line about the answer.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for the whole answer."
+)
+@private_server_options
+@address_option
+@json_option
+def command(
+    prompt: str | None,
+    model: str,
+    system: str,
+    raw: bool,
+    show_stats: bool,
+    timeout: float | None,
+    serve_privately: bool,
+    threads: int | None,
+    kv_memory_mb: int | None,
+    address: str | None,
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Answer one prompt.
+
+    The answer streams to standard output. On a terminal, or with --stats, a line about it follows
+    on standard error. With --json one object is printed when the answer is complete.
+    """
+    if raw and system:
+        raise click.UsageError("--system needs the chat template: leave --raw out")
+    text = given_or_stdin(prompt, "--prompt")
+    with connected_or_private(
+        address,
+        serve_privately=serve_privately,
+        model=model,
+        threads=threads,
+        kv_memory_mb=kv_memory_mb,
+    ) as (client, served_model):
+        completion = _ask(
+            client,
+            _prompt(text, system, raw=raw),
+            generation_params(**sampling),
+            model=served_model,
+            timeout=timeout,
+            stream_text=not as_json,
+        )
+        if as_json:
+            output.write_json(completion)
+        if show_stats or (not as_json and sys.stderr.isatty()):
+            output.note(output.stats_line(completion))
+
+
+def _prompt(text: str, system: str, *, raw: bool) -> Prompt:
+    from scheduler_service.client import ChatMessage
+
+    if raw:
+        return text
+    turns = [ChatMessage("system", system)] if system else []
+    return (*turns, ChatMessage("user", text))
+
+
+def _ask(
+    client: Client,
+    prompt: Prompt,
+    params: GenerationParams,
+    *,
+    model: str,
+    timeout: float | None,
+    stream_text: bool,
+) -> Completion:
+    with client.generate(prompt, params, model=model, timeout=timeout) as stream:
+        try:
+            for event in stream:
+                if stream_text:
+                    output.write_text(event.text)
+        finally:
+            # Whatever follows, an error above all, begins on a line of its own.
+            if stream_text and stream.text and not stream.text.endswith("\n"):
+                click.echo()
+        return stream.completion()

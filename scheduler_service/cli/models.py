@@ -1,0 +1,35 @@
+"""`isobatch models`: what can be asked for."""
+
+from __future__ import annotations
+
+import click
+
+from scheduler_service.cli import output
+from scheduler_service.cli.connection import connected
+from scheduler_service.cli.options import address_option, json_option
+
+
+@click.command("models")
+@address_option
+@json_option
+def command(address: str | None, as_json: bool) -> None:
+    """List the models of the server, the default first."""
+    with connected(address) as client:
+        models = client.list_models()
+    if as_json:
+        output.write_json(models)
+        return
+    for model in models:
+        output.write_table(
+            model.model,
+            {
+                "architecture": model.architecture,
+                "parameters": f"{model.num_parameters / 1e6:,.1f} million",
+                "context": f"{model.context_length:,} tokens",
+                "vocabulary": f"{model.vocab_size:,} tokens",
+                "chat template": "yes" if model.has_chat_template else "no",
+                "numeric class": model.numeric_class,
+                "weights": model.weights_digest,
+                "device": model.device,
+            },
+        )

@@ -1,0 +1,102 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from scheduler_service.cli.failures import JSON_KEY
+
+if TYPE_CHECKING:
+    from scheduler_service.client import GenerationParams
+
+# The small model that `isobatch pull` can bring to any machine.
+EMBEDDED_MODEL: Final = "smollm2-135m-instruct"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+address_option = click.option(
+    "--address",
+    envvar="ISOBATCH_ADDRESS",
+    metavar="ADDRESS",
+    help="Where the scheduler listens: unix:PATH or HOST:PORT. "
+    "Default: this user's server on this machine. Environment: ISOBATCH_ADDRESS.",
+)
+
+
+def _note_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    # Errors follow the format of the answer, also those raised before the command runs.
+    ctx.meta[JSON_KEY] = value
+    return value
+
+
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    callback=_note_json,
+    help="Print JSON to standard output, and errors as JSON to standard error.",
+)
+
+_GENERATION_OPTIONS: Final = (
+    click.option("-m", "--model", default="", help="Model; default: the server's."),
+    click.option("--system", default="", metavar="TEXT", help="System message."),
+    click.option("-n", "--max-tokens", type=int, help="Most tokens to generate."),
+    click.option("-t", "--temperature", type=float, help="0 is greedy, the default."),
+    click.option("--top-k", type=int, help="Keep the K most likely tokens; 0 keeps all."),
+    click.option("--top-p", type=float, help="Keep the smallest set with this probability."),
+    click.option("--min-p", type=float, help="Keep tokens at least this likely, relatively."),
+    click.option("--seed", type=int, help="Seed of the draw; default: the server draws one."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; repeatable."),
+)
+
+_PRIVATE_SERVER_OPTIONS: Final = (
+    click.option(
+        "--serve",
+        "serve_privately",
+        is_flag=True,
+        help="Start a server for this command alone, with --model NAME_OR_PATH.",
+    ),
+    click.option("--threads", type=click.IntRange(1), help="Threads, with --serve."),
+    click.option("--kv-memory-mb", type=click.IntRange(1), help="KV cache, with --serve."),
+)
+
+
+def _all(options: tuple[Callable[[Any], Any], ...]) -> Callable[[_Function], _Function]:
+    def decorate(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+generation_options = _all(_GENERATION_OPTIONS)
+private_server_options = _all(_PRIVATE_SERVER_OPTIONS)
+
+
+def generation_params(
+    *,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int | None,
+    stop: tuple[str, ...],
+) -> GenerationParams:
+    """Return the SDK's parameters for the values of `generation_options`."""
+    from scheduler_service.client import GenerationParams
+
+    return GenerationParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=stop,
+    )
