@@ -1,0 +1,239 @@
+"""The model that is served, and the executor behind it: connects, recovers, gives up.
+
+While the executor is away, live requests wait. When it comes back the same, the last step is
+repeated; when it is a new process, requests are recomputed, and because of the numeric class
+they go on with the tokens they would have had. Past the recovery deadline they end with
+UNAVAILABLE.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler_service import logs
+from scheduler_service.config import SchedulerConfig
+from scheduler_service.core import Limits, RequestId
+from scheduler_service.errors import (
+    ExecutorChangedError,
+    InternalError,
+    NotServingError,
+    UnknownModelError,
+)
+from scheduler_service.executor_client import (
+    ExecutorClient,
+    ExecutorDescription,
+    ExecutorSession,
+    ExecutorUnavailableError,
+    SessionLostError,
+    SessionRefusedError,
+)
+from scheduler_service.fan_out import Totals
+from scheduler_service.metrics import ReconnectReason, SchedulerMetrics
+from scheduler_service.step_loop import Clock, StepLoop
+from scheduler_service.step_sampler import StepSampler
+from scheduler_service.text.errors import TokenizerError
+from scheduler_service.text.tokenizer import Tokenizer
+from scheduler_service.wire.executor import Capabilities, WireError
+
+_LOG = logs.get_logger(__name__)
+_FIRST_RETRY_SECONDS = 0.05
+_LAST_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The default model: what it can do, its text side and its step loop."""
+
+    capabilities: Capabilities
+    tokenizer: Tokenizer
+    loop: StepLoop
+
+    def continues_as(self, other: Capabilities) -> bool:
+        """True when requests can go on with the same bits on the other executor."""
+        mine, its = self.capabilities.model, other.model
+        return (mine.model_id, mine.weights_digest, mine.numeric_class, mine.kv_class,
+                mine.vocab_size) == (
+                its.model_id, its.weights_digest, its.numeric_class, its.kv_class,
+                its.vocab_size)  # fmt: skip
+
+
+class Engine:
+    """Keeps a session with the executor and runs the step loop over it."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        client: ExecutorClient,
+        metrics: SchedulerMetrics,
+        on_serving: Callable[[bool], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Call `on_serving` whenever a session opens (True) or is lost (False)."""
+        self.totals = Totals()
+        self.is_draining = False
+        self._config = config
+        self._client = client
+        self._metrics = metrics
+        self._on_serving = on_serving
+        self._clock = clock
+        self._model: ServedModel | None = None
+        self._session: ExecutorSession | None = None
+        # When the last session was lost; None while steps succeed.
+        self._lost_at: float | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """True while a session is open."""
+        return self._session is not None
+
+    @property
+    def served(self) -> ServedModel | None:
+        """The served model; None before the first session."""
+        return self._model
+
+    def model(self, name: str = "") -> ServedModel:
+        """Return the model of that name, or the default one for the empty name.
+
+        Raises NotServingError before the first session, past the recovery deadline and while
+        draining, UnknownModelError for another name.
+        """
+        if self.is_draining:
+            raise NotServingError("[scheduler] the service is shutting down", reason="DRAINING")
+        if self._model is None or self._is_overdue():
+            raise NotServingError("[scheduler] the executor is not ready")
+        known = self._model.capabilities.model.model_id
+        if name not in ("", known):
+            raise UnknownModelError(name, known)
+        return self._model
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """End a request; return whether it was live."""
+        return self._model is not None and self._model.loop.cancel(request_id)
+
+    async def run(self) -> None:
+        """Connect and run steps until cancelled; a bug ends live requests and is raised."""
+        try:
+            await self._run()
+        except Exception:
+            if self._model is not None:
+                self._model.loop.give_up(
+                    lambda: InternalError("[scheduler] the step loop failed; see its log")
+                )
+            raise
+
+    async def _run(self) -> None:
+        delay = _FIRST_RETRY_SECONDS
+        resume: ExecutorSession | None = None
+        while True:
+            try:
+                session = await self._client.connect(resume)
+            except ExecutorUnavailableError as error:
+                _LOG.debug("executor_unavailable", error=str(error))
+                session = None
+            if session is not None:
+                has_progressed, resume = await self._use(session, resume)
+                if has_progressed:
+                    delay = _FIRST_RETRY_SECONDS
+                    self._lost_at = None
+            if self._lost_at is None:
+                self._lost_at = self._clock()
+            self._wait_without_executor()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_RETRY_SECONDS)
+
+    async def _use(
+        self, session: ExecutorSession, broken: ExecutorSession | None
+    ) -> tuple[bool, ExecutorSession | None]:
+        """Run steps over a session until it ends.
+
+        Return whether it got anywhere, and the session to resume, if that makes sense.
+        """
+        try:
+            model = await self._adopt(session, broken)
+            self._session = session
+            self._on_serving(True)
+            if not model.loop.state.has_work:
+                self._lost_at = None
+            await model.loop.run(session)
+        except SessionLostError as error:
+            _LOG.warning("executor_session_lost", error=str(error))
+            progressed = self._model is not None and self._model.loop.has_progressed
+            # A resumed session that was lost again before its first answer is not tried twice.
+            return progressed, session if progressed or broken is None else None
+        except (SessionRefusedError, WireError, TokenizerError) as error:
+            _LOG.error("executor_session_refused", error=str(error))
+            return False, None
+        finally:
+            if self._session is not None:
+                self._session = None
+                self._on_serving(False)
+            await session.close()
+        raise AssertionError("[engine] the step loop must not return")
+
+    async def _adopt(self, session: ExecutorSession, broken: ExecutorSession | None) -> ServedModel:
+        """Make the state fit the session's executor; return the model to serve."""
+        description = session.description
+        model = self._model
+        if model is not None and not model.continues_as(description.capabilities):
+            _LOG.warning("executor_changed_model")
+            model.loop.give_up(
+                lambda: ExecutorChangedError("[executor] it came back with another model")
+            )
+            model = None
+        if model is None:
+            self._model = model = await self._serve_model(description)
+            return model
+        is_resumed = broken is not None and session.scheduler_epoch == broken.scheduler_epoch
+        if not is_resumed:
+            model.loop.restart(self._limits(description.capabilities))
+        reason = ReconnectReason.RESUMED if is_resumed else ReconnectReason.RESTARTED
+        self.totals.num_executor_reconnects += 1
+        name = model.capabilities.model.model_id
+        self._metrics.for_model(name).executor_reconnects[reason].inc()
+        _LOG.info("executor_reconnected", how=reason.value)
+        return model
+
+    async def _serve_model(self, description: ExecutorDescription) -> ServedModel:
+        capabilities = description.capabilities
+        # Large vocabularies take a while to build, and streams of a former model are ending.
+        tokenizer = await asyncio.to_thread(Tokenizer, description.tokenizer)
+        self._metrics.set_build_info(capabilities.device, capabilities.mlx_version)
+        loop = StepLoop(
+            capabilities.model,
+            self._limits(capabilities),
+            StepSampler(capabilities.model.vocab_size, capabilities.max_top_k),
+            self._metrics.for_model(capabilities.model.model_id),
+            self.totals,
+            self._clock,
+        )
+        _LOG.info("model_served", model=capabilities.model.model_id, device=capabilities.device)
+        return ServedModel(capabilities, tokenizer, loop)
+
+    def _limits(self, capabilities: Capabilities) -> Limits:
+        config, model = self._config, capabilities.model
+        max_tokens = min(config.max_num_batched_tokens, capabilities.max_num_batched_tokens)
+        return Limits(
+            max_num_batched_tokens=max_tokens,
+            max_num_seqs=min(config.max_num_seqs, capabilities.max_num_seqs),
+            max_num_waiting=config.max_num_waiting,
+            block_size=model.block_size,
+            num_blocks=model.num_blocks,
+            context_length=model.context_length,
+            max_prefill_chunk=min(config.max_prefill_chunk, max_tokens),
+        )
+
+    def _is_overdue(self) -> bool:
+        if self._lost_at is None or self.is_connected:
+            return False
+        return self._clock() - self._lost_at > self._config.recovery_deadline_seconds
+
+    def _wait_without_executor(self) -> None:
+        if self._model is None:
+            return
+        self._model.loop.expire()
+        if self._is_overdue() and self._model.loop.state.requests:
+            _LOG.error("recovery_deadline_passed")
+            self._model.loop.give_up(
+                lambda: NotServingError("[executor] it did not come back in time")
+            )

@@ -1,0 +1,211 @@
+"""The connection to the executor: one attempt to connect, and the session that comes of it.
+
+When and how often to try, and what a new session means for requests, is decided by the step
+loop. Two facts matter to it: `executor_epoch` (another one means that every cached key and
+value is gone) and whether the session goes on where the last one broke off. To go on, the
+client opens the session with the scheduler epoch of the broken one; an executor that still
+has that state then answers a repeated step from memory.
+"""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from isobatch.executor.v1 import executor_service_pb2 as pb
+from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from scheduler_service.text.tokenizer import TokenizerSource
+from scheduler_service.wire import executor as wire
+
+if TYPE_CHECKING:
+    from isobatch.executor.v1.executor_service_pb2_grpc import ExecutorServiceAsyncStub
+
+_MAX_MESSAGE_BYTES = 64 << 20
+_CALL_TIMEOUT_SECONDS = 10.0
+_OPTIONS = [
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # Connections are ours to retry, each on a channel of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class ExecutorUnavailableError(Exception):
+    """No session could be opened: nobody answers, or the executor is not ready."""
+
+
+class SessionLostError(Exception):
+    """The session's stream ended."""
+
+
+class SessionRefusedError(Exception):
+    """The executor refused a message of the session: the state is not what we think it is."""
+
+
+_Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDescription:
+    """What an executor says about itself, and the text side of its default model."""
+
+    capabilities: wire.Capabilities
+    tokenizer: TokenizerSource
+
+
+class ExecutorSession:
+    """One live session. Answers come in the order of the requests."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        call: _Call,
+        description: ExecutorDescription,
+        *,
+        scheduler_epoch: int,
+    ) -> None:
+        """Take over an open channel and call; `close` ends both."""
+        self.description = description
+        self.scheduler_epoch = scheduler_epoch
+        self._channel = channel
+        self._call = call
+        # One read is always under way, so that the end of an idle session is noticed.
+        self._next_read = asyncio.ensure_future(self._read())
+
+    async def write(self, message: pb.SessionRequest) -> None:
+        """Send a message; raises SessionLostError."""
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._lost(error) from error
+
+    async def read(self) -> pb.SessionResponse:
+        """Return the next answer; raises SessionLostError."""
+        response = await self._next_read
+        self._next_read = asyncio.ensure_future(self._read())
+        return response
+
+    async def idle(self, wake: asyncio.Event, timeout_seconds: float | None) -> None:
+        """Return when `wake` is set or the time is over; raises SessionLostError."""
+        waiter = asyncio.ensure_future(wake.wait())
+        try:
+            done, _ = await asyncio.wait(
+                {waiter, self._next_read},
+                timeout=timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            waiter.cancel()
+        if self._next_read in done:
+            await self._next_read
+            raise SessionLostError("[session] the executor sent an answer that nobody asked for")
+
+    async def _read(self) -> pb.SessionResponse:
+        try:
+            response = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise await self._lost(error) from error
+        if isinstance(response, pb.SessionResponse):
+            return response
+        raise await self._lost(None)
+
+    async def _lost(self, error: Exception | None) -> SessionLostError | SessionRefusedError:
+        if not isinstance(error, grpc.aio.AioRpcError):
+            with contextlib.suppress(asyncio.CancelledError):
+                code, details = await self._call.code(), await self._call.details()
+                return _classify(code, details)
+            return SessionLostError("[session] the call was cancelled")
+        return _classify(error.code(), error.details())
+
+    async def close(self) -> None:
+        """End the session and its channel."""
+        self._next_read.cancel()
+        self._call.cancel()
+        with contextlib.suppress(asyncio.CancelledError, SessionLostError, SessionRefusedError):
+            await self._next_read
+        await self._channel.close(None)
+
+
+def _classify(code: grpc.StatusCode, details: str | None) -> SessionLostError | SessionRefusedError:
+    message = f"[session] the stream ended with {code.name}: {details or ''}"
+    if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # fmt: skip
+        return SessionRefusedError(message)
+    return SessionLostError(message)
+
+
+class ExecutorClient:
+    """Opens sessions with the executor at one address."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to `address` (`unix:PATH` or `host:port`) when asked to."""
+        self._address = address
+        self._last_epoch = time.time_ns()
+        self._known: ExecutorDescription | None = None
+
+    async def connect(self, resume: ExecutorSession | None = None) -> ExecutorSession:
+        """Try once to open a session.
+
+        With `resume`, the session goes on where that one broke off, provided that the executor
+        is the same process; compare `scheduler_epoch` and the capabilities' `executor_epoch`
+        to learn whether it does. Raises ExecutorUnavailableError.
+        """
+        channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+        try:
+            return await self._open(channel, resume)
+        except (grpc.aio.AioRpcError, SessionLostError, SessionRefusedError) as error:
+            await channel.close(None)
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            raise ExecutorUnavailableError(
+                f"[executor] no session with {self._address}: {reason}"
+            ) from error
+        except BaseException:
+            await channel.close(None)
+            raise
+
+    async def _open(
+        self, channel: grpc.aio.Channel, resume: ExecutorSession | None
+    ) -> ExecutorSession:
+        stub = pb_grpc.ExecutorServiceStub(channel)
+        description = await self._describe(stub)
+        executor_epoch = description.capabilities.executor_epoch
+        if resume is not None and resume.description.capabilities.executor_epoch == executor_epoch:
+            scheduler_epoch = resume.scheduler_epoch
+        else:
+            self._last_epoch += 1
+            scheduler_epoch = self._last_epoch
+        call = stub.Session(None)
+        session = ExecutorSession(channel, call, description, scheduler_epoch=scheduler_epoch)
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_SECONDS):
+                await session.write(wire.start_session(scheduler_epoch))
+                response = await session.read()
+            started_epoch = wire.read_started(response)
+            if started_epoch != executor_epoch:
+                raise SessionLostError("[session] the executor restarted while it was described")
+        except BaseException as error:
+            await session.close()
+            if isinstance(error, TimeoutError | wire.WireError):
+                raise SessionLostError(f"[session] no session started: {error}") from error
+            raise
+        return session
+
+    async def _describe(self, stub: "ExecutorServiceAsyncStub") -> ExecutorDescription:
+        reply = await stub.GetCapabilities(
+            pb.GetCapabilitiesRequest(), timeout=_CALL_TIMEOUT_SECONDS
+        )
+        capabilities = wire.read_capabilities(reply)
+        if capabilities is None:
+            raise SessionLostError("[executor] the executor is still loading")
+        if self._known is None or self._known.capabilities != capabilities:
+            tokenizer = await stub.GetTokenizer(
+                pb.GetTokenizerRequest(model_id=capabilities.model.model_id),
+                timeout=_CALL_TIMEOUT_SECONDS,
+            )
+            self._known = ExecutorDescription(capabilities, wire.read_tokenizer(tokenizer))
+        return self._known

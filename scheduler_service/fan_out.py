@@ -1,0 +1,146 @@
+"""Events of the core to streams and numbers."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from scheduler_service.core import (
+    Event,
+    FinishReason,
+    RequestAdmitted,
+    RequestFinished,
+    RequestId,
+    RequestPreempted,
+    SchedulerState,
+    TokenEmitted,
+    finish_by_stop_string,
+)
+from scheduler_service.errors import DeadlineError, InternalError
+from scheduler_service.metrics import ModelMetrics, Outcome, PreemptionReason
+from scheduler_service.streams import TokenStream
+
+_OUTCOMES = {
+    FinishReason.STOP: Outcome.STOP,
+    FinishReason.LENGTH: Outcome.LENGTH,
+    FinishReason.CANCELLED: Outcome.CANCELLED,
+    FinishReason.DEADLINE: Outcome.DEADLINE,
+    FinishReason.ERROR: Outcome.ERROR,
+}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start of the process."""
+
+    num_steps: int = 0
+    num_generated_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_preemptions: int = 0
+    num_executor_reconnects: int = 0
+
+
+class FanOut:
+    """Holds the streams of live requests and the events that have not reached them yet.
+
+    Events are queued by `add` and given out by `dispatch`, so that the step loop can write the
+    next step to the executor first.
+    """
+
+    def __init__(self, totals: Totals) -> None:
+        """Count what passes by in `totals`."""
+        self.streams: dict[RequestId, TokenStream] = {}
+        # Live requests that want digests of their logits.
+        self.digest_ids: set[RequestId] = set()
+        self._totals = totals
+        self._events: deque[Event] = deque()
+        self._digests: dict[RequestId, bytes] = {}
+
+    @property
+    def has_events(self) -> bool:
+        """True while `dispatch` would do something."""
+        return bool(self._events)
+
+    def open(self, stream: TokenStream) -> None:
+        """Take a stream whose request was just submitted."""
+        self.streams[stream.request.request_id] = stream
+        if stream.wants_digests:
+            self.digest_ids.add(stream.request.request_id)
+
+    def add(self, events: Iterable[Event], digests: dict[RequestId, bytes] | None = None) -> None:
+        """Queue events; `digests` belong to the tokens among them."""
+        self._events.extend(events)
+        if digests:
+            self._digests.update(digests)
+
+    def dispatch(
+        self,
+        state: SchedulerState,
+        metrics: ModelMetrics,
+        now: float,
+        preemption: PreemptionReason = PreemptionReason.CAPACITY,
+    ) -> None:
+        """Give out all queued events at monotonic time `now`.
+
+        A stop string that completes here ends its request in `state`; a row of it that is in
+        flight is ignored when it comes back.
+        """
+        while self._events:
+            event = self._events.popleft()
+            stream = self.streams.get(event.request_id)
+            if stream is None:
+                continue
+            match event:
+                case TokenEmitted():
+                    self._token(event, stream, state, metrics, now)
+                case RequestAdmitted():
+                    if not event.is_readmission:
+                        stream.admitted_at = now
+                        metrics.queue_time.observe(event.queue_seconds)
+                case RequestPreempted():
+                    self._totals.num_preemptions += 1
+                    metrics.preemptions[preemption].inc()
+                case RequestFinished():
+                    self._finish(event, stream, metrics, now)
+                case _:
+                    assert_never(event)
+
+    def _token(
+        self,
+        event: TokenEmitted,
+        stream: TokenStream,
+        state: SchedulerState,
+        metrics: ModelMetrics,
+        now: float,
+    ) -> None:
+        if stream.last_token_at is None:
+            metrics.time_to_first_token.observe(now - stream.request.arrival)
+        else:
+            metrics.inter_token_latency.observe(now - stream.last_token_at)
+        self._totals.num_generated_tokens += 1
+        metrics.generated_tokens.inc()
+        digest = self._digests.pop(event.request_id, None)
+        if stream.push_token(event.token_id, now, digest):
+            # The answer comes in front of other requests' events, which it does not concern.
+            self._events.extendleft(finish_by_stop_string(state, event.request_id))
+
+    def _finish(
+        self, event: RequestFinished, stream: TokenStream, metrics: ModelMetrics, now: float
+    ) -> None:
+        del self.streams[event.request_id]
+        self.digest_ids.discard(event.request_id)
+        self._digests.pop(event.request_id, None)
+        if event.reason is FinishReason.DEADLINE:
+            stream.fail(DeadlineError())
+        elif event.reason is FinishReason.ERROR:
+            stream.fail(InternalError(event.detail, reason="REQUEST_FAILED"))
+        else:
+            stream.finish(event.reason, now, event.stop_token_id)
+        outcome = _OUTCOMES[event.reason]
+        if stream.ending is not None:
+            outcome = _OUTCOMES[stream.ending.reason]
+        elif event.reason is FinishReason.CANCELLED:
+            # The stream was failed first, and the request cancelled because of it.
+            outcome = Outcome.ERROR
+        metrics.requests[outcome].inc()
+        metrics.request_duration.observe(now - stream.request.arrival)

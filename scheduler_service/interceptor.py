@@ -1,0 +1,94 @@
+"""Turns what a handler raises into a gRPC status with details."""
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from scheduler_service import logs
+from scheduler_service.errors import InternalError, ServiceError, to_status
+
+_LOG = logs.get_logger(__name__)
+_DETAILS_KEY = "grpc-status-details-bin"
+# gRPC's own retry policy reads this trailer and not the RetryInfo of the details.
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+async def abort(context: _Context, error: ServiceError) -> NoReturn:
+    """End a call with the status of an error."""
+    trailers: list[tuple[str, str | bytes]] = [(_DETAILS_KEY, to_status(error).SerializeToString())]
+    if error.retry_seconds is not None:
+        trailers.append((_PUSHBACK_KEY, str(round(error.retry_seconds * 1000))))
+    await context.abort(error.code, error.message, tuple(trailers))
+    raise AssertionError("[interceptor] abort must not return")
+
+
+async def _abort_for(context: _Context, error: Exception) -> NoReturn:
+    if isinstance(error, ServiceError):
+        await abort(context, error)
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    error_id = uuid.uuid4().hex
+    _LOG.error("handler_failed", error_id=error_id, exc_info=error)
+    await abort(
+        context,
+        InternalError(
+            f"[scheduler] internal error, id {error_id}", metadata={"error_id": error_id}
+        ),
+    )
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Maps errors of the handlers of one service; others pass through untouched."""
+
+    def __init__(self, service_name: str) -> None:
+        """Handle the methods of `service_name`, a full protobuf name."""
+        self._prefix = f"/{service_name}/"
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Return the handler with its errors mapped."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(self._prefix):
+            return handler
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                _map_unary(handler.unary_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                _map_stream(handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return handler
+
+
+def _map_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(request: object, context: _Context) -> object:
+        try:
+            return await behavior(request, context)
+        except Exception as error:
+            await _abort_for(context, error)
+
+    return call
+
+
+def _map_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(request: object, context: _Context) -> AsyncIterator[object]:
+        try:
+            async for response in behavior(request, context):
+                yield response
+        except Exception as error:
+            await _abort_for(context, error)
+
+    return call

@@ -1,0 +1,182 @@
+"""Every number that the process exposes: names, kinds, units and label values, declared once."""
+
+import functools
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_NAMESPACE = "isobatch_scheduler"
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    REJECTED = "rejected"
+    ERROR = "error"
+
+
+class PromptSource(StrEnum):
+    """Where the keys and values of known tokens came from."""
+
+    COMPUTED = "computed"
+    PREFIX_MEMORY = "prefix_memory"
+    RECOMPUTED = "recomputed"
+
+
+class RowPhase(StrEnum):
+    """Kind of a token row: one known token, or several."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class StepPhase(StrEnum):
+    """Parts of the wall time of a step; they do not overlap and add up to it.
+
+    The executor works while tokens are fanned out, so `forward` is only that part of its work
+    for which the step loop had to wait.
+    """
+
+    PLAN = "plan"
+    TRANSPORT = "transport"
+    FORWARD = "forward"
+    SAMPLE = "sample"
+    FANOUT = "fanout"
+
+
+class PreemptionReason(StrEnum):
+    """Why a request lost its cached state."""
+
+    CAPACITY = "capacity"
+    EXECUTOR_RESTART = "executor_restart"
+
+
+class ReconnectReason(StrEnum):
+    """What a new connection found."""
+
+    RESUMED = "resumed"
+    RESTARTED = "restarted"
+
+
+_QUEUE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_FIRST_TOKEN_SECONDS = (
+    0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60,
+)  # fmt: skip
+_INTER_TOKEN_SECONDS = (
+    0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
+    0.25, 0.5, 1,
+)  # fmt: skip
+_REQUEST_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_STEP_ROWS = tuple(2**power for power in range(12))
+_PHASE_SECONDS = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """The instruments of one model, with their label values bound."""
+
+    requests_running: Gauge
+    requests_waiting: Gauge
+    requests: dict[Outcome, Counter]
+    prompt_tokens: dict[PromptSource, Counter]
+    generated_tokens: Counter
+    queue_time: Histogram
+    time_to_first_token: Histogram
+    inter_token_latency: Histogram
+    request_duration: Histogram
+    # Number of token rows; token counts are in prompt_tokens and generated_tokens.
+    step_rows: dict[RowPhase, Histogram]
+    step_phase: dict[StepPhase, Histogram]
+    preemptions: dict[PreemptionReason, Counter]
+    executor_reconnects: dict[ReconnectReason, Counter]
+
+
+class SchedulerMetrics:
+    """All instruments of the process, in one registry."""
+
+    def __init__(self, registry: CollectorRegistry, version: str) -> None:
+        """Declare the instruments in `registry`."""
+        gauge = functools.partial(Gauge, namespace=_NAMESPACE, registry=registry)
+        counter = functools.partial(Counter, namespace=_NAMESPACE, registry=registry)
+        histogram = functools.partial(Histogram, namespace=_NAMESPACE, registry=registry)
+        model = ("model",)
+        self._running = gauge("requests_running", "Requests that hold cache.", model)
+        self._waiting = gauge("requests_waiting", "Requests that wait.", model)
+        self._requests = counter("requests", "Requests that ended.", ("model", "outcome"))
+        self._prompt_tokens = counter(
+            "prompt_tokens",
+            "Known tokens whose keys and values were made, by where they came from.",
+            ("model", "source"),
+        )
+        self._generated = counter("generated_tokens", "Tokens generated.", model)
+        self._queue = histogram(
+            "queue_time_seconds", "From arrival to the first row.", model, buckets=_QUEUE_SECONDS
+        )
+        self._first_token = histogram(
+            "time_to_first_token_seconds",
+            "From arrival to the first token.",
+            model,
+            buckets=_FIRST_TOKEN_SECONDS,
+        )
+        self._inter_token = histogram(
+            "inter_token_latency_seconds",
+            "Between two tokens of a request.",
+            model,
+            buckets=_INTER_TOKEN_SECONDS,
+        )
+        self._duration = histogram(
+            "request_duration_seconds", "From arrival to the end.", model, buckets=_REQUEST_SECONDS
+        )
+        self._rows = histogram(
+            "step_rows", "Token rows of a step.", ("model", "phase"), buckets=_STEP_ROWS
+        )
+        self._phase = histogram(
+            "step_phase_seconds",
+            "Parts of the wall time of a step.",
+            ("model", "phase"),
+            buckets=_PHASE_SECONDS,
+        )
+        self._preemptions = counter(
+            "preemptions", "Requests that lost their cached state.", ("model", "reason")
+        )
+        self._reconnects = counter(
+            "executor_reconnects", "New connections to the executor.", ("model", "reason")
+        )
+        self._build_info = gauge(
+            "build_info", "Always 1; the labels identify the build.",
+            ("version", "device", "mlx_version"),
+        )  # fmt: skip
+        self._version = version
+
+    def set_build_info(self, device: str, mlx_version: str) -> None:
+        """Show the executor's build beside this process's version."""
+        self._build_info.clear()
+        self._build_info.labels(self._version, device, mlx_version).set(1)
+
+    @functools.cache  # noqa: B019  one object for the life of the process, few models
+    def for_model(self, model: str) -> ModelMetrics:
+        """Return the model's instruments; the first call makes every label value exist."""
+        return ModelMetrics(
+            requests_running=self._running.labels(model),
+            requests_waiting=self._waiting.labels(model),
+            requests={each: self._requests.labels(model, each) for each in Outcome},
+            prompt_tokens={each: self._prompt_tokens.labels(model, each) for each in PromptSource},
+            generated_tokens=self._generated.labels(model),
+            queue_time=self._queue.labels(model),
+            time_to_first_token=self._first_token.labels(model),
+            inter_token_latency=self._inter_token.labels(model),
+            request_duration=self._duration.labels(model),
+            step_rows={each: self._rows.labels(model, each) for each in RowPhase},
+            step_phase={each: self._phase.labels(model, each) for each in StepPhase},
+            preemptions={each: self._preemptions.labels(model, each) for each in PreemptionReason},
+            executor_reconnects={
+                each: self._reconnects.labels(model, each) for each in ReconnectReason
+            },
+        )

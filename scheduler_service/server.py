@@ -1,0 +1,174 @@
+"""Composition root: wires engine, gRPC server, health, metrics port and signals."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from importlib import metadata
+
+import grpc
+import prometheus_client
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
+from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
+from scheduler_service import logs, runtime_paths
+from scheduler_service.config import SchedulerConfig, socket_path
+from scheduler_service.engine import Engine
+from scheduler_service.errors import ConfigurationError
+from scheduler_service.executor_client import ExecutorClient
+from scheduler_service.interceptor import ErrorInterceptor
+from scheduler_service.metrics import SchedulerMetrics
+from scheduler_service.servicer import SchedulerServicer
+
+_LOG = logs.get_logger(__name__)
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+_SOCKET_UMASK = 0o177
+_OPTIONS = [("grpc.so_reuseport", 0)]
+_TCP_OPTIONS = [
+    # Clients send a keepalive every 30 s.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+]
+
+
+def version() -> str:
+    """Return the version of the installed package."""
+    try:
+        return metadata.version("isobatch")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class SchedulerServer:
+    """One scheduler process's worth of service; several may live in one test process."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Wire everything up; nothing is started or bound."""
+        self._config = config
+        self.registry = prometheus_client.CollectorRegistry()
+        self.metrics = SchedulerMetrics(self.registry, version())
+        self._health = health.aio.HealthServicer()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.engine = Engine(
+            config, ExecutorClient(config.executor), self.metrics, self._show_serving
+        )
+        self._options = _OPTIONS + ([] if socket_path(config.listen) else _TCP_OPTIONS)
+
+    def _show_serving(self, is_serving: bool) -> None:
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if is_serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        task = asyncio.ensure_future(self._set_health(status))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _set_health(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Serve inside the context; leaving it drains.
+
+        Gives the engine's task, which ends only by a bug. Raises ConfigurationError when an
+        address cannot be bound.
+        """
+        server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(SERVICE_NAME)], options=self._options
+        )
+        pb_grpc.add_SchedulerServiceServicer_to_server(
+            SchedulerServicer(self.engine, self.metrics), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._config.reflection:
+            names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        _bind(server, self._config.listen)
+        await server.start()
+        _LOG.info("serving", address=self._config.listen, version=version())
+        engine_task = asyncio.create_task(self.engine.run(), name="engine")
+        try:
+            yield engine_task
+        finally:
+            self.engine.is_draining = True
+            await self._health.enter_graceful_shutdown()
+            _LOG.info("draining", grace_seconds=self._config.drain_seconds)
+            await server.stop(self._config.drain_seconds)
+            engine_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await engine_task
+            await asyncio.gather(*self._tasks)
+
+    @contextlib.contextmanager
+    def metrics_port(self) -> Iterator[None]:
+        """Serve /metrics on 127.0.0.1 inside the context, if so configured."""
+        port = self._config.metrics_port
+        if port == 0:
+            yield
+            return
+        prometheus_client.ProcessCollector(registry=self.registry)
+        try:
+            server, thread = prometheus_client.start_http_server(
+                port, addr="127.0.0.1", registry=self.registry
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"[server] the metrics port must be free, got {port}: {error.strerror}"
+            ) from error
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def _bind(server: grpc.aio.Server, address: str) -> None:
+    path = socket_path(address)
+    if path is None:
+        _add_port(server, address)
+        return
+    try:
+        runtime_paths.ensure_private_directory(path.parent)
+    except runtime_paths.RuntimePathError as error:
+        raise ConfigurationError(str(error)) from error
+    # gRPC replaces an existing socket file without a question, even one that is in use.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(os.fspath(path)) == 0:
+            raise ConfigurationError(f"[server] another process serves on {address}")
+    former = os.umask(_SOCKET_UMASK)
+    try:
+        _add_port(server, address)
+    finally:
+        os.umask(former)
+
+
+def _add_port(server: grpc.aio.Server, address: str) -> None:
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigurationError(f"[server] the address must be free, got {address}") from error
+
+
+async def serve(config: SchedulerConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; raises what ends the engine."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    scheduler = SchedulerServer(config)
+    with scheduler.metrics_port():
+        async with scheduler.running() as engine_task:
+            stopping = asyncio.create_task(stop.wait())
+            done, _ = await asyncio.wait(
+                {stopping, engine_task}, return_when=asyncio.FIRST_COMPLETED
+            )
+            stopping.cancel()
+            if engine_task in done:
+                await engine_task

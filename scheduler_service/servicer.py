@@ -1,0 +1,172 @@
+"""The public service: translates calls to the engine and back. No policy."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+
+from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
+from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
+from scheduler_service.core import InvalidParameterError, Request, RequestId
+from scheduler_service.engine import Engine, ServedModel
+from scheduler_service.errors import InvalidRequestError, NotServingError, ServiceError, from_core
+from scheduler_service.metrics import Outcome, SchedulerMetrics
+from scheduler_service.sampling import validate
+from scheduler_service.step_loop import Clock
+from scheduler_service.streams import TokenStream
+from scheduler_service.text.errors import PromptError
+from scheduler_service.text.tokenizer import Tokenizer
+from scheduler_service.wire import api
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+# Shorter prompts are encoded at once: a thread costs more than they do.
+_THREAD_CHARACTERS = 2000
+
+
+class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
+    """Implements isobatch.scheduler.v1.SchedulerService; errors are mapped by the interceptor."""
+
+    def __init__(
+        self, engine: Engine, metrics: SchedulerMetrics, clock: Clock = time.monotonic
+    ) -> None:
+        """Serve `engine`; `clock` gives monotonic seconds and must be the engine's own."""
+        self._engine = engine
+        self._metrics = metrics
+        self._clock = clock
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Stream Accepted, TokenDelta..., Finished."""
+        arrival = self._clock()
+        # The stubs leave out that there may be no deadline.
+        remaining = cast("float | None", context.time_remaining())
+        model = self._engine.model(request.model)
+        try:
+            options, stream = await self._prepare(request, model)
+        except ServiceError:
+            self._count_rejected(model)
+            raise
+        live = stream.request
+        live.arrival = arrival
+        live.deadline = None if remaining is None else arrival + remaining
+        if self._engine.model(request.model) is not model:
+            raise NotServingError("[scheduler] the model changed while the prompt was encoded")
+        model.loop.submit(stream)
+        try:
+            yield api.accepted(live, model.capabilities.model.numeric_class)
+            while True:
+                await stream.wait(options.coalesce_seconds)
+                delta = stream.take()
+                if delta is not None:
+                    yield api.delta(delta)
+                elif stream.error is not None:
+                    raise stream.error
+                elif stream.ending is not None:
+                    yield api.finished(
+                        live,
+                        stream.ending,
+                        admitted_at=stream.admitted_at,
+                        first_token_at=stream.first_token_at,
+                    )
+                    return
+        finally:
+            # Reached with a live request only when the client left or its deadline passed.
+            if not stream.is_over:
+                model.loop.cancel(live.request_id)
+
+    async def _prepare(
+        self, request: pb.GenerateRequest, model: ServedModel
+    ) -> tuple[api.GenerateOptions, TokenStream]:
+        capabilities = model.capabilities.model
+        options = api.read_generate(request, capabilities.vocab_size)
+        try:
+            validate(options.params, capabilities.vocab_size)
+        except InvalidParameterError as error:
+            raise from_core(error) from error
+        prompt = api.read_prompt(request, capabilities.vocab_size)
+        token_ids, _ = await _encode(model.tokenizer, prompt)
+        eos = frozenset[int]() if options.ignore_eos else model.tokenizer.eos_token_ids
+        live = Request(
+            request_id=RequestId(options.request_id),
+            prompt_token_ids=tuple(token_ids),
+            params=options.params,
+            max_tokens=options.max_tokens,
+            model=capabilities.model_id,
+            cache_salt=options.cache_salt,
+            stop_token_ids=options.stop_token_ids | eos,
+        )
+        detokenizer = model.tokenizer.detokenizer(
+            include_special_tokens=options.include_special_tokens
+        )
+        stream = TokenStream(
+            live, detokenizer, options.stops, wants_digests=options.return_logits_digests
+        )
+        return options, stream
+
+    def _count_rejected(self, model: ServedModel) -> None:
+        instruments = self._metrics.for_model(model.capabilities.model.model_id)
+        instruments.requests[Outcome.REJECTED].inc()
+
+    async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
+        """End a request by id."""
+        return pb.CancelResponse(was_live=self._engine.cancel(RequestId(request.request_id)))
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: _Context
+    ) -> pb.ListModelsResponse:
+        """List the models; empty before the executor is ready."""
+        served = self._engine.served
+        if served is None:
+            return pb.ListModelsResponse()
+        info = api.model_info(
+            served.capabilities, has_chat_template=served.tokenizer.has_chat_template
+        )
+        return pb.ListModelsResponse(models=[info])
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
+        """Encode a prompt as Generate would."""
+        model = self._engine.model(request.model)
+        prompt = api.read_prompt(request, model.capabilities.model.vocab_size)
+        return api.tokenized(*await _encode(model.tokenizer, prompt))
+
+    async def GetStats(self, request: pb.GetStatsRequest, context: _Context) -> pb.GetStatsResponse:
+        """Return counts of the live state."""
+        totals = self._engine.totals
+        response = pb.GetStatsResponse(
+            num_steps=totals.num_steps,
+            num_generated_tokens=totals.num_generated_tokens,
+            num_prompt_tokens=totals.num_prompt_tokens,
+            num_preemptions=totals.num_preemptions,
+            num_executor_reconnects=totals.num_executor_reconnects,
+            executor_connected=self._engine.is_connected,
+        )
+        if self._engine.served is not None:
+            state = self._engine.served.loop.state
+            response.num_running = len(state.running)
+            response.num_waiting = len(state.waiting)
+            response.total_blocks = response.free_blocks = state.limits.num_blocks
+            if state.kv_counts is not None:
+                response.total_blocks = state.kv_counts.total
+                response.free_blocks = state.kv_counts.free
+        return response
+
+
+async def _encode(tokenizer: Tokenizer, prompt: api.Prompt) -> tuple[list[int], str]:
+    """Return (ids, rendered conversation or empty); raises InvalidRequestError."""
+    try:
+        if isinstance(prompt, str):
+            if len(prompt) < _THREAD_CHARACTERS:
+                return tokenizer.encode_text(prompt), ""
+            return await asyncio.to_thread(tokenizer.encode_text, prompt), ""
+        turns = [each for each in prompt if not isinstance(each, int)]
+        if len(turns) < len(prompt):
+            return [each for each in prompt if isinstance(each, int)], ""
+        if sum(len(turn.content) for turn in turns) < _THREAD_CHARACTERS:
+            return tokenizer.encode_chat(turns)
+        return await asyncio.to_thread(tokenizer.encode_chat, turns)
+    except PromptError as error:
+        field = "text" if isinstance(prompt, str) else "chat"
+        raise InvalidRequestError(str(error), field=field, reason="INVALID_PROMPT") from error

@@ -1,0 +1,251 @@
+"""The asynchronous shell around the core: plans, steps, samples and fans out, for ever.
+
+Order within a step, pinned by a test: the next step is WRITTEN to the executor before the
+tokens of the last one are fanned out, so text work and stream wake-ups happen while the
+executor computes.
+
+The core is synchronous and everything runs on one event loop, so `submit` and `cancel` may be
+called by other tasks at any `await` of the loop; the core allows for that.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_service import logs
+from scheduler_service.core import (
+    CoreError,
+    Limits,
+    Request,
+    RequestId,
+    SchedulerState,
+    TokenRow,
+    TokenRowBatch,
+    apply,
+    cancel,
+    capacity_refused,
+    executor_restarted,
+    expire,
+    next_deadline,
+    plan,
+    record_kv_counts,
+    submit,
+)
+from scheduler_service.errors import ServiceError, from_core
+from scheduler_service.executor_client import ExecutorSession
+from scheduler_service.fan_out import FanOut, Totals
+from scheduler_service.metrics import (
+    ModelMetrics,
+    Outcome,
+    PreemptionReason,
+    PromptSource,
+    RowPhase,
+    StepPhase,
+)
+from scheduler_service.sampling import WantedStatistics
+from scheduler_service.step_sampler import SampledStep, StepSampler
+from scheduler_service.streams import TokenStream
+from scheduler_service.wire import executor as wire
+
+Clock = Callable[[], float]
+
+_LOG = logs.get_logger(__name__)
+# A deadline that is this near has passed: the two processes' clocks and timers are not one.
+_DEADLINE_SLACK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Monotonic times in seconds at the borders of a step's phases."""
+
+    started: float
+    planned: float
+    written: float
+    fanned_out: float
+    answered: float
+    applied: float
+
+    def phases(self, executor_seconds: float) -> dict[StepPhase, float]:
+        """Return the seconds of each phase; they add up to `applied - started`.
+
+        `executor_seconds` is the executor's own account of its time.
+        """
+        waited = self.answered - self.fanned_out
+        forward = min(executor_seconds, waited)
+        return {
+            StepPhase.PLAN: self.planned - self.started,
+            StepPhase.FANOUT: self.fanned_out - self.written,
+            StepPhase.FORWARD: forward,
+            StepPhase.TRANSPORT: (self.written - self.planned) + (waited - forward),
+            StepPhase.SAMPLE: self.applied - self.answered,
+        }
+
+
+class StepLoop:
+    """Runs the steps of one model over whatever session it is given."""
+
+    def __init__(
+        self,
+        model: wire.Model,
+        limits: Limits,
+        sampler: StepSampler,
+        metrics: ModelMetrics,
+        totals: Totals,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Schedule requests of `model` within `limits`; `clock` gives monotonic seconds."""
+        self.state = SchedulerState(limits, model=model.model_id)
+        self.fan_out = FanOut(totals)
+        # True once a step of the present session was answered.
+        self.has_progressed = False
+        self._model = model
+        self._sampler = sampler
+        self._metrics = metrics
+        self._totals = totals
+        self._clock = clock
+        self._wake = asyncio.Event()
+
+    def submit(self, stream: TokenStream) -> None:
+        """Queue the stream's request; raises ServiceError when the core refuses it."""
+        try:
+            submit(self.state, stream.request)
+        except CoreError as error:
+            self._metrics.requests[Outcome.REJECTED].inc()
+            raise from_core(error) from error
+        self.fan_out.open(stream)
+        self._update_gauges()
+        self._wake.set()
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """End a request; return whether it was live."""
+        request = self.state.requests.get(request_id)
+        if request is None:
+            return False
+        deadline, now = request.deadline, self._clock()
+        if deadline is not None and now >= deadline - _DEADLINE_SLACK_SECONDS:
+            self.fan_out.add(expire(self.state, deadline))
+        else:
+            self.fan_out.add(cancel(self.state, request_id))
+        self._dispatch()
+        self._wake.set()
+        return True
+
+    def give_up(self, make_error: Callable[[], ServiceError]) -> None:
+        """End every live request with an error."""
+        self._dispatch()
+        for request_id in list(self.state.requests):
+            self.fan_out.streams[request_id].fail(make_error())
+            self.fan_out.add(cancel(self.state, request_id))
+        self._dispatch()
+
+    def expire(self) -> None:
+        """End the requests whose deadline has passed; for the time without a session."""
+        self.fan_out.add(expire(self.state, self._clock()))
+        self._dispatch()
+
+    def restart(self, limits: Limits) -> None:
+        """Prepare for an executor that has lost all cached state and has these limits."""
+        self._dispatch()
+        self.fan_out.add(executor_restarted(self.state, limits))
+        self._dispatch(PreemptionReason.EXECUTOR_RESTART)
+
+    def _dispatch(self, preemption: PreemptionReason = PreemptionReason.CAPACITY) -> None:
+        self.fan_out.dispatch(self.state, self._metrics, self._clock(), preemption)
+        self._update_gauges()
+
+    def _update_gauges(self) -> None:
+        self._metrics.requests_running.set(len(self.state.running))
+        self._metrics.requests_waiting.set(len(self.state.waiting))
+
+    async def run(self, session: ExecutorSession) -> None:
+        """Run steps until the session is lost (SessionLostError, SessionRefusedError, WireError).
+
+        A step that is in flight in the core is repeated first.
+        """
+        self.has_progressed = False
+        while True:
+            started = self._clock()
+            batch = self.state.in_flight or self._plan(started)
+            if batch is not None:
+                await self._step(session, batch, started)
+            elif self.fan_out.has_events:
+                self._dispatch()
+            else:
+                self._update_gauges()
+                deadline = next_deadline(self.state)
+                timeout = None if deadline is None else max(0.0, deadline - self._clock())
+                await session.idle(self._wake, timeout)
+
+    def _plan(self, now: float) -> TokenRowBatch | None:
+        self._wake.clear()
+        self.fan_out.add(expire(self.state, now))
+        batch = plan(self.state, now)
+        if batch is not None:
+            self.fan_out.add(batch.events)
+        return batch
+
+    async def _step(self, session: ExecutorSession, batch: TokenRowBatch, started: float) -> None:
+        questions = self._sampler.questions(batch, self.fan_out.digest_ids)
+        message = wire.step(batch, questions)
+        planned = self._clock()
+        if batch.openings:
+            await session.write(wire.open_sequences(batch.openings))
+        await session.write(message)
+        written = self._clock()
+        self._dispatch()
+        fanned_out = self._clock()
+        if batch.openings:
+            wire.read_opened(await session.read())
+        reply = wire.read_step(await session.read(), batch, questions, self._model.vocab_size)
+        answered = self._clock()
+        record_kv_counts(self.state, reply.kv_counts)
+        if reply.answer is None:
+            self.fan_out.add(capacity_refused(self.state, batch))
+        else:
+            sampled = await self._sample(session, batch, questions, reply.answer)
+            self.fan_out.add(apply(self.state, batch, sampled.rows), sampled.digests)
+            self._count_rows(batch)
+        self.has_progressed = True
+        self._totals.num_steps += 1
+        times = PhaseTimes(started, planned, written, fanned_out, answered, self._clock())
+        for phase, seconds in times.phases(reply.executor_seconds).items():
+            self._metrics.step_phase[phase].observe(seconds)
+
+    async def _sample(
+        self,
+        session: ExecutorSession,
+        batch: TokenRowBatch,
+        questions: list[WantedStatistics],
+        answer: wire.StepAnswer,
+    ) -> SampledStep:
+        async def fetch_rows(indexes: list[int]) -> NDArray[np.float32]:
+            await session.write(wire.fetch_logits(batch.step_id, indexes))
+            return wire.read_logits(
+                await session.read(), batch.step_id, len(indexes), self._model.vocab_size
+            )
+
+        return await self._sampler.sample(batch, questions, answer, fetch_rows)
+
+    def _count_rows(self, batch: TokenRowBatch) -> None:
+        num_rows = {RowPhase.PREFILL: 0, RowPhase.DECODE: 0}
+        for row in batch.rows:
+            stream = self.fan_out.streams.get(row.request_id)
+            if stream is not None and _is_prefill(row, stream.request):
+                num_rows[RowPhase.PREFILL] += 1
+                source = PromptSource.RECOMPUTED if row.generation else PromptSource.COMPUTED
+                self._metrics.prompt_tokens[source].inc(len(row.token_ids))
+                if source is PromptSource.COMPUTED:
+                    self._totals.num_prompt_tokens += len(row.token_ids)
+            else:
+                num_rows[RowPhase.DECODE] += 1
+        for phase, count in num_rows.items():
+            if count:
+                self._metrics.step_rows[phase].observe(count)
+
+
+def _is_prefill(row: TokenRow, request: Request) -> bool:
+    return len(row.token_ids) > 1 or row.start_position < len(request.prompt_token_ids)

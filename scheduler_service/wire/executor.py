@@ -1,0 +1,355 @@
+"""The executor's contract: core values to messages, answers to arrays.
+
+Arrays travel as packed little-endian bytes; their dtypes and shapes are stated in the contract
+and checked here, so that a broken answer is an error and never a wrong token.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isobatch.executor.v1 import capabilities_pb2, token_rows_pb2
+from isobatch.executor.v1 import executor_service_pb2 as pb
+from scheduler_service.core import KvCounts, SequenceOpening, TokenRowBatch, TokenSourceKind
+from scheduler_service.sampling import RowStatistics, Statistic, WantedStatistics
+from scheduler_service.text.tokenizer import TokenizerSource
+
+_I32 = np.dtype("<i4")
+_U32 = np.dtype("<u4")
+_U64 = np.dtype("<u8")
+_F32 = np.dtype("<f4")
+_U8 = np.dtype("u1")
+
+_DIGEST_BYTES = 16
+_SOURCES = {
+    TokenSourceKind.LITERAL: token_rows_pb2.TOKEN_SOURCE_LITERAL,
+    TokenSourceKind.STEP_OUTPUT: token_rows_pb2.TOKEN_SOURCE_STEP_OUTPUT,
+}
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class WireError(Exception):
+    """The executor's answer does not follow the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model that serves users. Field meanings are those of ModelCapabilities."""
+
+    model_id: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    numeric_class: str
+    kv_class: str
+    weights_digest: str
+    block_size: int
+    num_blocks: int
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a ready executor says about itself."""
+
+    executor_epoch: int
+    model: Model
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_top_k: int
+    # Backend and device in words.
+    device: str
+    mlx_version: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepAnswer:
+    """The executor's answer to a step that ran, by token row (S) and wanted position (L)."""
+
+    step_id: int
+    # (S,): why the row must not be used; None for a good row.
+    row_errors: tuple[str | None, ...]
+    # (L,)
+    statistics: tuple[RowStatistics, ...]
+    # (L,): 16 bytes each, or empty where none was asked for.
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """What came back for a step: an answer, or none for want of blocks."""
+
+    # None when the pool could not grow and nothing was computed.
+    answer: StepAnswer | None
+    kv_counts: KvCounts
+    # From arrival to answer inside the executor, in seconds.
+    executor_seconds: float
+
+
+def _pack(values: Iterable[Any], dtype: np.dtype[Any], count: int = -1) -> bytes:
+    return np.fromiter(values, dtype, count).tobytes()
+
+
+def _unpack(name: str, data: bytes, dtype: "np.dtype[_Scalar]", count: int) -> NDArray[_Scalar]:
+    if len(data) != count * dtype.itemsize:
+        raise WireError(
+            f"[step_result] {name} must have {count * dtype.itemsize} bytes, got {len(data)}"
+        )
+    return np.frombuffer(data, dtype)
+
+
+def start_session(scheduler_epoch: int) -> pb.SessionRequest:
+    """Return the first message of a session."""
+    return pb.SessionRequest(start=pb.StartSession(scheduler_epoch=scheduler_epoch))
+
+
+def open_sequences(openings: Sequence[SequenceOpening]) -> pb.SessionRequest:
+    """Return the message that announces sequences; their rows start at position 0."""
+    return pb.SessionRequest(
+        open=token_rows_pb2.OpenSequences(
+            sequences=[
+                token_rows_pb2.OpenSequence(
+                    key=token_rows_pb2.SequenceKey(
+                        sequence_id=opening.sequence_id, generation=opening.generation
+                    ),
+                    model_id=opening.model,
+                    cache_salt=opening.cache_salt,
+                    token_ids=_pack(opening.token_ids, _I32),
+                    max_cached_tokens=0,
+                )
+                for opening in openings
+            ]
+        )
+    )
+
+
+def step(batch: TokenRowBatch, wanted: Sequence[WantedStatistics]) -> pb.SessionRequest:
+    """Return the message of a step; `wanted` has one question for each wanted position."""
+    rows = batch.rows
+    message = token_rows_pb2.Step(
+        step_id=batch.step_id,
+        model_id=batch.model,
+        released_sequence_ids=_pack(batch.released_sequence_ids, _U64),
+        row_sequence_ids=_pack((row.sequence_id for row in rows), _U64, len(rows)),
+        row_generations=_pack((row.generation for row in rows), _U32, len(rows)),
+        row_start_positions=_pack((row.start_position for row in rows), _I32, len(rows)),
+        row_num_tokens=_pack((len(row.token_ids) for row in rows), _I32, len(rows)),
+        token_ids=_pack((token for row in rows for token in row.token_ids), _I32),
+    )
+    if any(row.source.kind is not TokenSourceKind.LITERAL for row in rows):
+        message.row_token_sources = bytes(_SOURCES[row.source.kind] for row in rows)
+        message.row_source_steps = _pack((row.source.step_id for row in rows), _U64)
+        message.row_source_wanted = _pack((row.source.wanted_index for row in rows), _I32)
+    indexes: list[int] = []
+    start = 0
+    for row in rows:
+        indexes.extend(start + position.offset for position in row.wanted)
+        start += len(row.token_ids)
+    if len(wanted) != len(indexes):
+        raise AssertionError(
+            f"[wire] each wanted position must have a question, got {len(wanted)} "
+            f"for {len(indexes)}"
+        )
+    message.wanted_token_indexes = _pack(indexes, _I32)
+    message.wanted_statistics = _pack((int(each.statistics) for each in wanted), _U32)
+    message.wanted_top_k = _pack((each.top_k for each in wanted), _I32)
+    message.wanted_inverse_temperatures = _pack((each.inverse_temperature for each in wanted), _F32)
+    message.wanted_quantiles = _pack((each.quantile for each in wanted), _F32)
+    if any(each.edits for each in wanted):
+        message.edit_starts = _prefix_sums(len(each.edits) for each in wanted)
+        message.edit_ids = _pack((edit[0] for each in wanted for edit in each.edits), _I32)
+        message.edit_values = _pack((edit[1] for each in wanted for edit in each.edits), _F32)
+    return pb.SessionRequest(step=message)
+
+
+def _prefix_sums(lengths: Iterable[int]) -> bytes:
+    return np.concatenate(([0], np.cumsum(np.fromiter(lengths, np.int64)))).astype(_I32).tobytes()
+
+
+def fetch_logits(step_id: int, wanted_indexes: Sequence[int]) -> pb.SessionRequest:
+    """Return the message that asks for full rows of the last step."""
+    return pb.SessionRequest(
+        fetch_logits=token_rows_pb2.FetchLogits(
+            step_id=step_id, wanted_indexes=_pack(wanted_indexes, _I32)
+        )
+    )
+
+
+def _expect(response: pb.SessionResponse, name: str) -> None:
+    got = response.WhichOneof("message")
+    if got != name:
+        raise WireError(f"[session] the answer must be {name}, got {got}")
+
+
+def read_started(response: pb.SessionResponse) -> int:
+    """Return the executor epoch of the answer to `start_session`."""
+    _expect(response, "started")
+    return response.started.executor_epoch
+
+
+def read_opened(response: pb.SessionResponse) -> None:
+    """Check the answer to `open_sequences`: rows are sent from position 0."""
+    _expect(response, "opened")
+    cached = [each.num_cached_tokens for each in response.opened.sequences]
+    if any(cached):
+        raise WireError(f"[opened] at most 0 cached tokens were asked for, got {cached}")
+
+
+def read_step(
+    response: pb.SessionResponse, batch: TokenRowBatch, wanted: Sequence[WantedStatistics],
+    vocab_size: int,
+) -> StepReply:  # fmt: skip
+    """Return the answer to `step(batch, wanted)`."""
+    _expect(response, "step_result")
+    result = response.step_result
+    if result.step_id != batch.step_id:
+        raise WireError(f"[step_result] step_id must be {batch.step_id}, got {result.step_id}")
+    occupancy = result.kv_occupancy
+    counts = KvCounts(
+        occupancy.total_blocks, occupancy.free_blocks, occupancy.evictable_blocks,
+        occupancy.shared_blocks,
+    )  # fmt: skip
+    seconds = result.timings.total_ns * 1e-9
+    if result.outcome == token_rows_pb2.STEP_OUTCOME_NO_CAPACITY:
+        return StepReply(None, counts, seconds)
+    if result.outcome != token_rows_pb2.STEP_OUTCOME_COMPUTED:
+        raise WireError(f"[step_result] outcome must be set, got {result.outcome}")
+    answer = StepAnswer(
+        step_id=result.step_id,
+        row_errors=_row_errors(result, len(batch.rows)),
+        statistics=_statistics(result, wanted, vocab_size),
+        digests=_digests(result.digests, wanted),
+    )
+    return StepReply(answer, counts, seconds)
+
+
+def _row_errors(result: token_rows_pb2.StepResult, num_rows: int) -> tuple[str | None, ...]:
+    if len(result.row_outcomes) != num_rows:
+        raise WireError(
+            f"[step_result] row_outcomes must have {num_rows} bytes, got {len(result.row_outcomes)}"
+        )
+    details = iter(result.non_finite_details)
+    errors: list[str | None] = []
+    for outcome in result.row_outcomes:
+        if outcome == token_rows_pb2.ROW_OUTCOME_COMPUTED:
+            errors.append(None)
+        elif outcome == token_rows_pb2.ROW_OUTCOME_NON_FINITE:
+            where = next(details, "") or "an unnamed layer"
+            errors.append(f"[forward] numbers must stay finite, got NaN or infinity in {where}")
+        else:
+            raise WireError(f"[step_result] row_outcomes must be set, got {outcome}")
+    return tuple(errors)
+
+
+def _statistics(
+    result: token_rows_pb2.StepResult, wanted: Sequence[WantedStatistics], vocab_size: int
+) -> tuple[RowStatistics, ...]:
+    count = len(wanted)
+    argmax_ids = _unpack("argmax_ids", result.argmax_ids, _I32, count).tolist()
+    max_logits = _unpack("max_logits", result.max_logits, _F32, count).tolist()
+    quantile_ids = _unpack("quantile_ids", result.quantile_ids, _I32, count).tolist()
+    normalizers = _unpack("normalizers", result.normalizers, _F32, count).tolist()
+    starts = [0] * (count + 1)
+    if result.top_k_starts or any(each.top_k for each in wanted):
+        starts = _unpack("top_k_starts", result.top_k_starts, _I32, count + 1).tolist()
+    ids = _unpack("top_k_ids", result.top_k_ids, _I32, starts[-1])
+    logits = _unpack("top_k_logits", result.top_k_logits, _F32, starts[-1])
+    weights = _unpack("top_k_weights", result.top_k_weights, _F32, starts[-1])
+    rows = []
+    for index, each in enumerate(wanted):
+        span = slice(starts[index], starts[index + 1])
+        has_top_k = Statistic.TOP_K in each.statistics
+        if has_top_k and span.stop - span.start != each.top_k:
+            raise WireError(
+                f"[step_result] top-K must have {each.top_k} entries, got {span.stop - span.start}"
+            )
+        rows.append(
+            RowStatistics(
+                vocab_size=vocab_size,
+                argmax_id=argmax_ids[index],
+                max_logit=max_logits[index],
+                quantile_id=quantile_ids[index],
+                normalizer=normalizers[index],
+                top_k_ids=ids[span] if has_top_k else None,
+                top_k_logits=logits[span] if has_top_k else None,
+                top_k_weights=weights[span] if has_top_k else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _digests(data: bytes, wanted: Sequence[WantedStatistics]) -> tuple[bytes, ...]:
+    if not any(Statistic.DIGEST in each.statistics for each in wanted):
+        return (b"",) * len(wanted)
+    packed = _unpack("digests", data, _U8, len(wanted) * _DIGEST_BYTES).tobytes()
+    return tuple(
+        packed[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
+        if Statistic.DIGEST in each.statistics
+        else b""
+        for index, each in enumerate(wanted)
+    )
+
+
+def read_logits(
+    response: pb.SessionResponse, step_id: int, num_rows: int, vocab_size: int
+) -> NDArray[np.float32]:
+    """Return the (num_rows, vocab_size) rows of the answer to `fetch_logits`."""
+    _expect(response, "logits_fetched")
+    fetched = response.logits_fetched
+    if fetched.step_id != step_id:
+        raise WireError(f"[logits_fetched] step_id must be {step_id}, got {fetched.step_id}")
+    if fetched.logits.WhichOneof("payload") != "inline":
+        raise WireError("[logits_fetched] logits must be inline: no shared memory was offered")
+    flat = _unpack("logits", fetched.logits.inline, _F32, num_rows * vocab_size)
+    return flat.reshape(num_rows, vocab_size)
+
+
+def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
+    """Return the capabilities, or None while the executor is not ready.
+
+    Raises WireError when it is ready and has no model for users.
+    """
+    if not reply.ready:
+        return None
+    target = next(
+        (each for each in reply.models if each.role == capabilities_pb2.MODEL_ROLE_TARGET), None
+    )
+    if target is None:
+        raise WireError("[capabilities] a ready executor must have a target model, got none")
+    build = reply.build
+    return Capabilities(
+        executor_epoch=reply.executor_epoch,
+        model=Model(
+            model_id=target.model_id,
+            architecture=target.architecture,
+            vocab_size=target.vocab_size,
+            context_length=target.context_length,
+            numeric_class=target.numeric_class,
+            kv_class=target.kv_class,
+            weights_digest=target.weights_digest,
+            block_size=target.block_size,
+            num_blocks=target.num_blocks,
+            num_parameters=target.num_parameters,
+        ),
+        max_num_seqs=reply.max_num_seqs,
+        max_num_batched_tokens=reply.max_num_batched_tokens,
+        max_top_k=reply.max_top_k,
+        device=" ".join(filter(None, (build.backend, build.unit, build.device))),
+        mlx_version=build.mlx_version,
+    )
+
+
+def read_tokenizer(reply: pb.GetTokenizerResponse) -> TokenizerSource:
+    """Return what the text side is built from."""
+    return TokenizerSource(
+        document=reply.tokenizer_json,
+        chat_template=reply.chat_template,
+        eos_token_ids=tuple(reply.eos_token_ids),
+        bos_token_id=reply.bos_token_id if reply.HasField("bos_token_id") else None,
+        add_bos_token=reply.add_bos_token,
+        special_token_ids=tuple(reply.special_token_ids),
+    )
