@@ -1,0 +1,374 @@
+"""An executor with a toy model, true to the contract: paged counts, epochs, idempotent steps.
+
+It runs in the test's process over a real socket, checks every message it gets, and can be told
+to fail: restart, drop a session before or after a step is computed, refuse for want of blocks.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+
+from isobatch.executor.v1 import capabilities_pb2, token_rows_pb2
+from isobatch.executor.v1 import executor_service_pb2 as pb
+from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from scheduler_service.sampling import RowStatistics, Statistic, row_statistics
+from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, tokenizer_document, vocab_size
+from tests.support.toy_model import ToyModel
+
+_EPOCHS = itertools.count(1000)
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class DropSession(Exception):  # noqa: N818  a signal of the tests, not an error
+    """Raised by a hook to break the session's stream."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    generation: int
+    token_ids: list[int]
+
+
+@dataclass(slots=True)
+class FakeExecutor(pb_grpc.ExecutorServiceServicer):
+    """Settings first, then what happened; change either at any time."""
+
+    num_blocks: int = 64
+    block_size: int = 16
+    context_length: int = 512
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_top_k: int = 128
+    model_id: str = "toy"
+    weights_digest: str = "w0"
+    step_seconds: float = 0.0
+    # Rows with this token are not finite.
+    poison_token: int | None = None
+    is_ready: bool = True
+    # Called with each step: before it is computed, and after, before it is answered.
+    before_step: Callable[[token_rows_pb2.Step], Awaitable[None]] | None = None
+    after_step: Callable[[token_rows_pb2.Step], Awaitable[None]] | None = None
+
+    model: ToyModel = field(default_factory=lambda: ToyModel(vocab_size()))
+    executor_epoch: int = field(default_factory=lambda: next(_EPOCHS))
+    scheduler_epoch: int = 0
+    sequences: dict[int, _Sequence] = field(default_factory=dict)
+    # Messages in order of arrival, and steps that were really computed.
+    steps: list[token_rows_pb2.Step] = field(default_factory=list)
+    computed_step_ids: list[int] = field(default_factory=list)
+    num_refusals: int = 0
+    num_fetched_rows: int = 0
+    peak_blocks: int = 0
+    _last: tuple[int, token_rows_pb2.StepResult, list[np.ndarray[Any, Any]]] | None = None
+    _fence: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def restart(self) -> None:
+        """Become a new process: another epoch, nothing cached, sessions broken."""
+        self.executor_epoch = next(_EPOCHS)
+        self.scheduler_epoch = 0
+        self._forget()
+        self._fence.set()
+
+    def _forget(self) -> None:
+        self.sequences.clear()
+        self._last = None
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that sequences hold."""
+        return sum(self._blocks(len(each.token_ids)) for each in self.sequences.values())
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, address: str) -> AsyncIterator[None]:
+        """Serve on `address` inside the context; leaving it is sudden."""
+        server = grpc.aio.server()
+        pb_grpc.add_ExecutorServiceServicer_to_server(self, server)
+        server.add_insecure_port(address)
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+    async def GetCapabilities(
+        self, request: pb.GetCapabilitiesRequest, context: _Context
+    ) -> pb.GetCapabilitiesResponse:
+        """Describe the toy model."""
+        reply = pb.GetCapabilitiesResponse(executor_epoch=self.executor_epoch, ready=self.is_ready)
+        if self.is_ready:
+            reply.models.add(
+                model_id=self.model_id,
+                role=capabilities_pb2.MODEL_ROLE_TARGET,
+                architecture="toy",
+                vocab_size=self.model.vocab_size,
+                context_length=self.context_length,
+                numeric_class="X1-toy",
+                kv_class="f16",
+                weights_digest=self.weights_digest,
+                block_size=self.block_size,
+                num_blocks=self.num_blocks,
+                num_parameters=7,
+            )
+            reply.build.backend = "fake"
+            reply.max_num_seqs = self.max_num_seqs
+            reply.max_num_batched_tokens = self.max_num_batched_tokens
+            reply.max_top_k = self.max_top_k
+        return reply
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: _Context
+    ) -> pb.GetTokenizerResponse:
+        """Give the tiny tokenizer out."""
+        return pb.GetTokenizerResponse(
+            model_id=self.model_id,
+            tokenizer_json=tokenizer_document(),
+            chat_template=CHAT_TEMPLATE,
+            eos_token_ids=[EOS_ID],
+            special_token_ids=[0, 1, 2],
+        )
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: _Context
+    ) -> AsyncIterator[pb.SessionResponse]:
+        """Run one session until the client leaves, it is fenced or a hook drops it."""
+        first = await anext(request_iterator)
+        if first.WhichOneof("message") != "start":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "start must come first")
+        epoch = first.start.scheduler_epoch
+        if epoch < self.scheduler_epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH")
+        self._fence.set()
+        fence = self._fence = asyncio.Event()
+        # The same epoch again goes on where its last session broke off.
+        if epoch > self.scheduler_epoch:
+            self._forget()
+            self.scheduler_epoch = epoch
+        yield pb.SessionResponse(
+            started=pb.SessionStarted(
+                executor_epoch=self.executor_epoch, kv_occupancy=self._occupancy()
+            )
+        )
+        async for request in _until(fence, request_iterator):
+            try:
+                yield await self._answer(request)
+            except DropSession:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
+            except ValueError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if fence.is_set():
+            await context.abort(grpc.StatusCode.ABORTED, "SESSION_FENCED")
+
+    async def _answer(self, request: pb.SessionRequest) -> pb.SessionResponse:
+        match request.WhichOneof("message"):
+            case "open":
+                return pb.SessionResponse(opened=self._open(request.open))
+            case "step":
+                return pb.SessionResponse(step_result=await self._step(request.step))
+            case "fetch_logits":
+                return pb.SessionResponse(logits_fetched=self._fetch(request.fetch_logits))
+            case "release":
+                for sequence_id in _array(request.release.sequence_ids, "<u8"):
+                    self.sequences.pop(sequence_id, None)
+                occupancy = self._occupancy()
+                return pb.SessionResponse(
+                    released=token_rows_pb2.SequencesReleased(kv_occupancy=occupancy)
+                )
+            case other:
+                raise ValueError(f"unexpected message {other}")
+
+    def _open(self, request: token_rows_pb2.OpenSequences) -> token_rows_pb2.SequencesOpened:
+        reply = token_rows_pb2.SequencesOpened(kv_occupancy=self._occupancy())
+        for each in request.sequences:
+            known = self.sequences.get(each.key.sequence_id)
+            if known is None or known.generation != each.key.generation:
+                self.sequences[each.key.sequence_id] = _Sequence(each.key.generation, [])
+            reply.sequences.add(key=each.key)
+        return reply
+
+    async def _step(self, step: token_rows_pb2.Step) -> token_rows_pb2.StepResult:
+        self.steps.append(step)
+        if self.before_step is not None:
+            await self.before_step(step)
+        if self._last is not None and self._last[0] == step.step_id:
+            return self._last[1]
+        expected = 1 if self._last is None else self._last[0] + 1
+        if step.step_id != expected:
+            raise ValueError(f"step_id must be {expected}, got {step.step_id}")
+        await asyncio.sleep(self.step_seconds)
+        result, rows = self._compute(step)
+        self._last = (step.step_id, result, rows)
+        self.computed_step_ids.append(step.step_id)
+        if self.after_step is not None:
+            await self.after_step(step)
+        return result
+
+    def _compute(
+        self, step: token_rows_pb2.Step
+    ) -> tuple[token_rows_pb2.StepResult, list[np.ndarray[Any, Any]]]:
+        for sequence_id in _array(step.released_sequence_ids, "<u8"):
+            self.sequences.pop(sequence_id, None)
+        result = token_rows_pb2.StepResult(step_id=step.step_id, executor_epoch=self.executor_epoch)
+        sequence_ids = _array(step.row_sequence_ids, "<u8")
+        if len(set(sequence_ids)) != len(sequence_ids) or len(sequence_ids) > self.max_num_seqs:
+            raise ValueError(f"one row a sequence, at most {self.max_num_seqs} rows")
+        lengths = _array(step.row_num_tokens, "<i4")
+        tokens = _array(step.token_ids, "<i4")
+        if sum(lengths) != len(tokens) or len(tokens) > self.max_num_batched_tokens:
+            raise ValueError("token counts do not fit")
+        grown: list[tuple[_Sequence, list[int]]] = []
+        start = 0
+        for sequence_id, generation, position, length in zip(
+            sequence_ids, _array(step.row_generations, "<u4"),
+            _array(step.row_start_positions, "<i4"), lengths, strict=True,
+        ):  # fmt: skip
+            known = self.sequences.get(sequence_id)
+            if known is None or known.generation != generation:
+                raise ValueError(f"sequence {sequence_id}.{generation} is not open")
+            if position != len(known.token_ids) or length < 1:
+                raise ValueError(f"row must start at {len(known.token_ids)}, got {position}")
+            grown.append((known, tokens[start : start + length]))
+            start += length
+        growth = sum(
+            self._blocks(len(s.token_ids) + len(new)) - self._blocks(len(s.token_ids))
+            for s, new in grown
+        )
+        if self.num_used_blocks + growth > self.num_blocks:
+            self.num_refusals += 1
+            result.outcome = token_rows_pb2.STEP_OUTCOME_NO_CAPACITY
+            result.kv_occupancy.CopyFrom(self._occupancy())
+            return result, []
+        result.outcome = token_rows_pb2.STEP_OUTCOME_COMPUTED
+        contexts: list[tuple[_Sequence, int]] = []
+        outcomes = bytearray()
+        for sequence, new in grown:
+            contexts += [(sequence, len(sequence.token_ids) + i + 1) for i in range(len(new))]
+            sequence.token_ids += new
+            is_bad = self.poison_token is not None and self.poison_token in sequence.token_ids
+            outcomes.append(
+                token_rows_pb2.ROW_OUTCOME_NON_FINITE
+                if is_bad
+                else token_rows_pb2.ROW_OUTCOME_COMPUTED
+            )
+            if is_bad:
+                result.non_finite_details.append("layer 3, attention")
+        result.row_outcomes = bytes(outcomes)
+        self.peak_blocks = max(self.peak_blocks, self.num_used_blocks)
+        rows = self._answer_wanted(step, contexts, result)
+        result.kv_occupancy.CopyFrom(self._occupancy())
+        result.timings.total_ns = int(self.step_seconds * 1e9)
+        return result, rows
+
+    def _answer_wanted(
+        self,
+        step: token_rows_pb2.Step,
+        contexts: list[tuple[_Sequence, int]],
+        result: token_rows_pb2.StepResult,
+    ) -> list[np.ndarray[Any, Any]]:
+        wanted = _array(step.wanted_token_indexes, "<i4")
+        flags = [Statistic(each) for each in _array(step.wanted_statistics, "<u4")]
+        edit_starts = _array(step.edit_starts, "<i4") or [0] * (len(wanted) + 1)
+        edit_ids, values = _array(step.edit_ids, "<i4"), np.frombuffer(step.edit_values, "<f4")
+        rows, answers = [], []
+        for index, (token_index, inverse_temperature, u, top_k) in enumerate(
+            zip(
+                wanted, _array(step.wanted_inverse_temperatures, "<f4"),
+                _array(step.wanted_quantiles, "<f4"), _array(step.wanted_top_k, "<i4"), strict=True,
+            )
+        ):  # fmt: skip
+            sequence, length = contexts[token_index]
+            logits = self.model.logits(sequence.token_ids[:length])
+            for edit in range(edit_starts[index], edit_starts[index + 1]):
+                logits[edit_ids[edit]] += values[edit]
+            rows.append(logits)
+            answers.append(
+                row_statistics(logits, inverse_temperature=inverse_temperature, u=u, top_k=top_k)
+            )
+        _pack_statistics(result, flags, answers)
+        if any(Statistic.DIGEST in each for each in flags):
+            result.digests = b"".join(map(digest, rows))
+        return rows
+
+    def _fetch(self, request: token_rows_pb2.FetchLogits) -> token_rows_pb2.LogitsFetched:
+        if self._last is None or self._last[0] != request.step_id:
+            raise ValueError("logits of the last step only")
+        indexes = _array(request.wanted_indexes, "<i4")
+        self.num_fetched_rows += len(indexes)
+        data = b"".join(self._last[2][index].tobytes() for index in indexes)
+        payload = token_rows_pb2.TensorPayload(inline=data)
+        return token_rows_pb2.LogitsFetched(step_id=request.step_id, logits=payload)
+
+    def _occupancy(self) -> token_rows_pb2.KvOccupancy:
+        return token_rows_pb2.KvOccupancy(
+            total_blocks=self.num_blocks, free_blocks=self.num_blocks - self.num_used_blocks
+        )
+
+
+def digest(logits: np.ndarray[Any, Any]) -> bytes:
+    """Return the contract's digest of a row."""
+    return hashlib.blake2b(logits.tobytes(), digest_size=16).digest()
+
+
+def _array(data: bytes, dtype: str) -> list[Any]:
+    values: list[Any] = np.frombuffer(data, dtype).tolist()
+    return values
+
+
+def _pack_statistics(
+    result: token_rows_pb2.StepResult, flags: list[Statistic], answers: list[RowStatistics]
+) -> None:
+    """Fill in what was asked for, and the contract's stand-ins for what was not."""
+
+    def pick(flag: Statistic, values: list[Any], default: float, dtype: str) -> bytes:
+        chosen = [v if flag in f else default for f, v in zip(flags, values, strict=True)]
+        return np.array(chosen, dtype).tobytes()
+
+    result.argmax_ids = pick(Statistic.ARGMAX, [a.argmax_id for a in answers], -1, "<i4")
+    result.quantile_ids = pick(Statistic.QUANTILE, [a.quantile_id for a in answers], -1, "<i4")
+    result.normalizers = pick(Statistic.NORMALIZER, [a.normalizer for a in answers], 0, "<f4")
+    result.max_logits = np.array([a.max_logit for a in answers], "<f4").tobytes()
+    tops = [a for f, a in zip(flags, answers, strict=True) if Statistic.TOP_K in f]
+    counts = [
+        len(a.top_k_ids) if Statistic.TOP_K in f and a.top_k_ids is not None else 0
+        for f, a in zip(flags, answers, strict=True)
+    ]
+    result.top_k_starts = np.cumsum([0, *counts]).astype("<i4").tobytes()
+    result.top_k_ids = b"".join(a.top_k_ids.tobytes() for a in tops if a.top_k_ids is not None)
+    result.top_k_logits = b"".join(
+        a.top_k_logits.tobytes() for a in tops if a.top_k_logits is not None
+    )
+    result.top_k_weights = b"".join(
+        a.top_k_weights.tobytes() for a in tops if a.top_k_weights is not None
+    )
+
+
+async def _until(
+    fence: asyncio.Event, requests: AsyncIterator[pb.SessionRequest]
+) -> AsyncIterator[pb.SessionRequest]:
+    """Give out requests until the stream ends or the fence is set."""
+    fenced = asyncio.ensure_future(fence.wait())
+    following: asyncio.Future[pb.SessionRequest] | None = None
+    try:
+        while not fence.is_set():
+            following = asyncio.ensure_future(anext(requests))
+            await asyncio.wait({fenced, following}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            try:
+                yield following.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        fenced.cancel()
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
