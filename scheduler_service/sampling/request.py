@@ -14,8 +14,11 @@ from scheduler_service.sampling.statistics import Statistic
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this are greedy, as 0 is: there the softmax is the argmax in fp32."""
 
-DEFAULT_TOP_K: Final = 64
-"""Entries asked for when top-p or min-p cut a row and top-k does not."""
+DEFAULT_TOP_K: Final = 256
+"""Entries asked for when top-p or min-p cut a row and top-k does not.
+
+Enough to decide all but flat rows: a full row costs milliseconds, an entry next to nothing.
+"""
 
 _LEAST_INVERSE_TEMPERATURE: Final = 2.0**-60
 

@@ -1,10 +1,9 @@
 """The exponential of numeric class X1, in numpy, equal to the kernels bit for bit.
 
 docs/numerics.md, section 4, is the definition. It needs a fused multiply-add in fp32, which numpy
-has not: `fma` makes one out of fp64. The product of two fp32 numbers is exact in fp64; the sum is
-rounded to odd there, and rounding that to fp32 gives the one correct rounding, because fp64 has
-more than two bits over fp32 (S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded
-sums: proved algorithms using rounding to odd", 2008).
+has not: `fma` makes one out of fp64, where the product of two fp32 numbers is exact. Rounding the
+sum to fp64 and then to fp32 is rounding once, but where the fp64 sum falls midway between two
+fp32 numbers: there the lost part of the sum decides, and Knuth's two-sum gives it exactly.
 """
 
 from __future__ import annotations
@@ -16,6 +15,10 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 
+# The 29 bits of an fp64 fraction that fp32 does not have, and their value midway.
+_BELOW_FP32: Final = np.int64(0x1FFFFFFF)
+_MIDWAY: Final = np.int64(0x10000000)
+
 _CUT: Final = np.float32(-40.0)
 _LOG2E: Final = np.float32(float.fromhex("0x1.715476p+0"))
 _LN2_HIGH: Final = np.float32(float.fromhex("0x1.63p-1"))
@@ -25,18 +28,28 @@ _COEFFICIENTS: Final = tuple(np.float32(1 / n) for n in (5040, 720, 120, 24, 6, 
 
 def fma(a: F32, b: F32 | np.float32, c: F32 | np.float32) -> F32:
     """Return a*b + c of (N,) float32 arrays, rounded once; no result may be subnormal in fp32."""
-    product = a.astype(np.float64) * np.float64(b)
-    addend = np.broadcast_to(np.asarray(c, dtype=np.float64), product.shape)
-    total = product + addend
-    # Knuth's two-sum: `error` is exactly what the addition lost.
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
+    product = a.astype(np.float64)
+    product *= b
+    total = product + c
     bits = total.view(np.int64)
-    is_even = (bits & 1) == 0
-    # Away from zero where the exact sum is larger in magnitude than `total`, else towards it.
-    step = np.where(np.signbit(error) == np.signbit(total), 1, -1)
-    bits += np.where((error != 0) & is_even, step, 0)
+    midway = np.flatnonzero((bits & _BELOW_FP32) == _MIDWAY)
+    if len(midway):
+        lost = _lost_by_adding(product, c, midway)
+        # One step of fp64 towards the exact sum; away from zero where that is larger.
+        step = np.where(np.signbit(lost) == np.signbit(total[midway]), 1, -1)
+        bits[midway] += np.where(lost != 0, step, 0)
     return total.astype(np.float32)
+
+
+def _lost_by_adding(
+    product: NDArray[np.float64], c: F32 | np.float32, at: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Return what fp64 loses of product + c at some indexes (D. Knuth's two-sum)."""
+    x = product[at]
+    y = np.broadcast_to(np.asarray(c, dtype=np.float64), product.shape)[at]
+    total = x + y
+    back = total - x
+    return (x - (total - back)) + (y - back)
 
 
 def x1_exp(x: F32) -> F32:
