@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.support.embedded_model import embedded_model_path
 
 from scheduler_service.client import AsyncClient, Completion, GenerationParams
+from tests.support.embedded_model import embedded_model_path
 from tests.support.services import ServicePair, running_pair
 
 # 300 in CI; the long run is written down in docs/evidence.md.
