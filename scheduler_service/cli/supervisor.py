@@ -23,8 +23,8 @@ _LINE_LIMIT_BYTES: Final = 65_536
 _EXIT_CONFIGURATION: Final = 78
 
 # Ends a child's process group when the supervisor is gone, even by SIGKILL: only the supervisor
-# holds the other end of this script's standard input.
-_WATCHDOG: Final = 'read -r line; kill -TERM -- "-$1" 2>/dev/null'
+# holds the other end of this script's standard input. (dash knows groups only in this spelling.)
+_WATCHDOG: Final = 'read -r line; kill -s TERM -- "-$1"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,11 @@ def describe_exit(returncode: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-returncode).name
     return f"signal {-returncode}"
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Supervisor:
@@ -217,10 +222,11 @@ class Supervisor:
                 self._sink(name, line.decode(errors="replace").rstrip("\r\n"))
 
     def _reap(self, running: _Running) -> None:
-        """Tidy up after a child that has ended."""
+        """Tidy up after a child that has ended, and end what is left of its process group."""
         running.watchdog.kill()
         running.watchdog.communicate()
-        # Its output ends with it, unless a grandchild holds the pipe: do not wait for that one.
+        _kill_group(running.process)
+        # Its output ends with it, unless something outside its group holds the pipe.
         running.reader.join(timeout=1.0)
 
     def _shut_down(self) -> None:
@@ -243,7 +249,6 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
             process.wait()
         self._reap(running)

@@ -10,6 +10,7 @@ from typing import Final
 from scheduler_service.client._errors import IsobatchError, UnavailableError
 
 SERVICE_NAME: Final = "isobatch.scheduler.v1.SchedulerService"
+HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
 
 ChannelOptions = list[tuple[str, str | int]]
 

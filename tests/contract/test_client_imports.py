@@ -15,7 +15,7 @@ print(*sorted(loaded & set({names!r})))
 """
 
 ENGINES = ("executor_service", "isobatch_kernels", "jinja2", "mlx", "numpy", "tokenizers")
-SERVER = ("grpc_reflection", "prometheus_client", "structlog", "uvloop")
+SERVER = ("prometheus_client", "structlog", "uvloop")
 SCREEN = ("click", "prompt_toolkit", "rich")
 
 

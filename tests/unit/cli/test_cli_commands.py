@@ -1,0 +1,265 @@
+"""The commands against a fake scheduler, inside this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from isobatch.scheduler.v1 import scheduler_service_pb2
+from scheduler_service.cli import app
+from scheduler_service.cli.failures import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILURE,
+    EXIT_INVALID,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+)
+from tests.support import fake_scheduler
+from tests.support.fake_scheduler import FakeScheduler
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(fake: FakeScheduler) -> Run:
+    """A function that runs a command against the fake."""
+
+    def call(*arguments: str, text: str | None = None) -> Result:
+        environment = {"ISOBATCH_ADDRESS": fake.address}
+        return CliRunner().invoke(app.cli, list(arguments), input=text, env=environment)
+
+    return call
+
+
+def test_generate_streams_the_answer(run: Run, fake: FakeScheduler) -> None:
+    """Standard output holds the answer and nothing else; without a terminal no remark follows."""
+    result = run("generate", "-p", "hello", "-n", "3")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "w0 w1 w2 \n", "")
+    (request,) = fake.requests
+    assert [(turn.role, turn.content) for turn in request.chat.messages] == [("user", "hello")]
+
+
+def test_generate_options_reach_the_request(run: Run, fake: FakeScheduler) -> None:
+    """Each option has its own field."""
+    result = run(
+        *("generate", "-p", "x", "--system", "be brief", "--model", "toy", "--max-tokens", "2"),
+        *("--temperature", "0.5", "--top-k", "3", "--top-p", "0.25", "--min-p", "0.125"),
+        *("--seed", "9", "--stop", "a", "--stop", "b"),
+    )
+    assert result.exit_code == 0
+    (request,) = fake.requests
+    sampling, stopping = request.sampling, request.stopping
+    assert request.model == "toy"
+    assert request.chat.messages[0].role == "system"
+    assert request.chat.messages[0].content == "be brief"
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.25)
+    assert (sampling.min_p, sampling.seed) == (0.125, 9)
+    assert (stopping.max_tokens, list(stopping.stop)) == (2, ["a", "b"])
+
+
+def test_generate_without_options_says_nothing_about_sampling(
+    run: Run, fake: FakeScheduler
+) -> None:
+    """The defaults are the server's."""
+    run("generate", "-p", "x")
+    assert fake.requests[0].sampling == type(fake.requests[0].sampling)()
+
+
+def test_generate_raw_reads_standard_input(run: Run, fake: FakeScheduler) -> None:
+    """The prompt may be piped in, and goes as it is."""
+    result = run("generate", "--raw", text="once upon\na time")
+    assert result.exit_code == 0
+    assert fake.requests[0].text == "once upon\na time"
+
+
+def test_generate_stats_go_to_standard_error(run: Run) -> None:
+    """Tokens, times, speed and seed in one line; the fake took 0.4 s for four tokens."""
+    result = run("generate", "-p", "x", "--stats")
+    assert result.stdout == "w0 w1 w2 w3 w4 \n"
+    assert result.stderr == (
+        "3 prompt tokens (2 cached) | 5 generated | first token 0.020 s | 10.0 tokens/s"
+        " | ended by length | seed 4711 | toy [X1]\n"
+    )
+
+
+def test_generate_json_is_one_object(run: Run) -> None:
+    """A program reads the whole answer."""
+    result = run("generate", "-p", "x", "-n", "2", "--json")
+    document = json.loads(result.stdout)
+    assert document["text"] == "w0 w1 "
+    assert document["token_ids"] == [100, 101]
+    assert document["finish_reason"] == "length"
+    assert document["usage"]["num_generated_tokens"] == 2
+
+
+def test_error_amid_an_answer_begins_on_its_own_line(run: Run, fake: FakeScheduler) -> None:
+    """What came is printed, then the error, and the code says that the server failed."""
+
+    def fail_late(
+        request: scheduler_service_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_service_pb2.GenerateResponse]:
+        yield fake_scheduler.accepted(request)
+        yield fake_scheduler.delta(0)
+        fake_scheduler.fail(context, grpc.StatusCode.INTERNAL, "layer 3 is not finite")
+
+    fake.script = fail_late
+    result = run("generate", "-p", "x")
+    assert result.exit_code == EXIT_FAILURE
+    assert (result.stdout, result.stderr) == ("w0 \n", "isobatch: layer 3 is not finite\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, EXIT_INVALID),
+        (grpc.StatusCode.NOT_FOUND, EXIT_INVALID),
+        (grpc.StatusCode.PERMISSION_DENIED, EXIT_INVALID),
+        (grpc.StatusCode.UNAVAILABLE, EXIT_UNAVAILABLE),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, EXIT_UNAVAILABLE),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, EXIT_UNAVAILABLE),
+        (grpc.StatusCode.INTERNAL, EXIT_FAILURE),
+    ],
+)
+def test_status_decides_the_exit_code(
+    run: Run, fake: FakeScheduler, code: grpc.StatusCode, exit_code: int
+) -> None:
+    """Scripts tell "later" from "never" by the code."""
+
+    def refuse(context: grpc.ServicerContext) -> None:
+        fake_scheduler.fail(context, code, "no", fake_scheduler.error_info("REASON"))
+
+    fake.before_unary = refuse
+    assert run("models").exit_code == exit_code
+
+
+def test_json_errors(run: Run, fake: FakeScheduler) -> None:
+    """Under --json an error is one line of JSON with the server's details."""
+
+    def refuse(context: grpc.ServicerContext) -> None:
+        fake_scheduler.fail(
+            context,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "full",
+            fake_scheduler.error_info("QUEUE_FULL", limit="4"),
+            fake_scheduler.retry_info(0.5),
+        )
+
+    fake.before_unary = refuse
+    result = run("stats", "--json")
+    assert result.stdout == ""
+    assert json.loads(result.stderr) == {
+        "error": {
+            "message": "full",
+            "code": "RESOURCE_EXHAUSTED",
+            "reason": "QUEUE_FULL",
+            "metadata": {"limit": "4"},
+            "violations": [],
+            "retry_after_seconds": 0.5,
+        }
+    }
+
+
+def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
+    """At once, without the connect timeout: there is no socket to wait for."""
+    result = CliRunner().invoke(app.cli, ["models", "--address", f"unix:{tmp_path}/none.sock"])
+    assert result.exit_code == EXIT_UNAVAILABLE
+    assert "none.sock" in result.stderr
+    assert "isobatch serve" in result.stderr
+
+
+def test_runtime_directory_too_long_is_a_configuration_error() -> None:
+    """The default address cannot be made."""
+    environment = {"XDG_RUNTIME_DIR": "/" + "x" * 100}
+    result = CliRunner().invoke(app.cli, ["stats"], env=environment)
+    assert result.exit_code == EXIT_CONFIGURATION
+    assert "at most 99 bytes" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "-p", "x", "--raw", "--system", "y"), "leave --raw out"),
+        (("generate", "-p", "x", "--threads", "2"), "need --serve"),
+        (("generate", "-p", "x", "--serve", "--address", "unix:/s"), "leave --address out"),
+        (("serve", "--port", "80", "--listen", "unix:/s"), "give one of them"),
+        (("serve", "--port", "70000"), "70000"),
+        (("generate", "-p", "x", "--top-k", "many"), "many"),
+    ],
+)
+def test_wrong_usage(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    """Options that contradict each other are refused before anything starts."""
+    result = run(*arguments)
+    assert result.exit_code == EXIT_USAGE
+    assert message in result.stderr
+
+
+def test_standard_input_must_be_text(run: Run) -> None:
+    """Bytes that are not UTF-8 are named, not guessed at."""
+    environment_free = CliRunner().invoke(app.cli, ["generate"], input=b"\xff\xfe")
+    assert environment_free.exit_code == EXIT_USAGE
+    assert "must be UTF-8" in environment_free.stderr
+
+
+def test_models_as_text_and_json(run: Run) -> None:
+    """The same facts in both forms."""
+    text = run("models").stdout
+    assert "134.5 million" in text
+    assert "2,048 tokens" in text
+    (model,) = json.loads(run("models", "--json").stdout)
+    assert (model["model"], model["num_parameters"]) == ("toy", 134_515_008)
+
+
+def test_stats_as_text_and_json(run: Run) -> None:
+    """The same counts in both forms."""
+    assert "9 of 8" in run("stats").stdout
+    assert json.loads(run("stats", "--json").stdout)["num_executor_reconnects"] == 7
+
+
+def test_tokenize(run: Run, fake: FakeScheduler) -> None:
+    """Ids of an argument, of standard input, and of a user's turn."""
+    assert run("tokenize", "ab").stdout == "97 98\n"
+    assert run("tokenize", text="a\n").stdout == "97 10\n"
+    assert json.loads(run("tokenize", "--chat", "--json", "a").stdout)["rendered"] == "<user>a"
+    assert run("tokenize", "-m", "toy", "a").exit_code == 0
+    assert fake.tokenize_requests[-1].model == "toy"
+
+
+def test_chat_keeps_the_conversation(run: Run, fake: FakeScheduler) -> None:
+    """Each turn carries the ones before; /reset forgets them, but not the system message."""
+    result = run("chat", "--system", "s", "-n", "1", text="one\ntwo\n/reset\nthree\n/exit\nfour\n")
+    assert result.exit_code == 0
+    assert result.stdout == "w0 \nw0 \nw0 \n"
+    said = [[turn.content for turn in request.chat.messages] for request in fake.requests]
+    assert said == [["s", "one"], ["s", "one", "w0 ", "two"], ["s", "three"]]
+
+
+def test_chat_goes_on_after_an_error(run: Run, fake: FakeScheduler) -> None:
+    """A turn that failed is shown and leaves no trace."""
+
+    def fail_first(
+        request: scheduler_service_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_service_pb2.GenerateResponse]:
+        if len(fake.requests) == 1:
+            fake_scheduler.fail(context, grpc.StatusCode.INVALID_ARGUMENT, "too long")
+        yield from fake_scheduler.answer(request, context)
+
+    fake.script = fail_first
+    result = run("chat", "-n", "1", text="one\n\ntwo\n/help\n")
+    assert result.exit_code == 0
+    assert result.stdout == "w0 \n"
+    assert "isobatch: too long" in result.stderr
+    assert [turn.content for turn in fake.requests[-1].chat.messages] == ["two"]
+
+
+def test_version_and_help() -> None:
+    """Every command has a line in the help."""
+    version = CliRunner().invoke(app.cli, ["--version"])
+    assert (version.exit_code, version.stdout.split()[0]) == (0, "isobatch")
+    text = CliRunner().invoke(app.cli, ["--help"]).stdout
+    for name in ("chat", "generate", "models", "pull", "serve", "stats", "tokenize"):
+        assert f"\n  {name} " in text
