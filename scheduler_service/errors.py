@@ -175,18 +175,16 @@ def from_core(error: core_errors.CoreError) -> ServiceError:
     if isinstance(error, core_errors.DuplicateRequestError):
         return DuplicateIdError(str(error))
     if isinstance(error, core_errors.InvalidParameterError):
-        return InvalidRequestError(str(error), field=_FIELD_PATHS.get(error.field, error.field))
+        is_sampling = error.op == "sampling"
+        path = f"sampling.{error.field}" if is_sampling else _FIELD_PATHS[error.field]
+        return InvalidRequestError(str(error), field=path)
     return InternalError(f"[core] unexpected refusal: {error}")
 
 
+# Fields of the core by their paths in the public request.
 _FIELD_PATHS: Mapping[str, str] = {
-    **{
-        name: f"sampling.{name}"
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed", "logit_bias")
-    },
+    "prompt": "prompt",
     "max_tokens": "stopping.max_tokens",
-    "stop_token_ids": "stopping.stop_token_ids",
-    "prompt_token_ids": "prompt",
 }
 
 

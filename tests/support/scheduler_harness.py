@@ -134,10 +134,10 @@ def socket_folder() -> Any:
 
 @contextlib.asynccontextmanager
 async def running(
-    executor: FakeExecutor | None = None, *, start_executor: bool = True, **settings: Any
+    fake: FakeExecutor | None = None, *, start_executor: bool = True, **settings: Any
 ) -> AsyncIterator[Harness]:
     """Run a scheduler over a fake executor; `settings` are fields of SchedulerConfig."""
-    executor = executor or FakeExecutor()
+    fake = fake or FakeExecutor()
     with socket_folder() as folder:
         executor_address = f"unix:{folder}/x.sock"
         config = SchedulerConfig(
@@ -152,14 +152,14 @@ async def running(
         server = SchedulerServer(config)
         async with contextlib.AsyncExitStack() as stack:
             if start_executor:
-                await stack.enter_async_context(executor.serving(executor_address))
+                await stack.enter_async_context(fake.serving(executor_address))
             await stack.enter_async_context(server.running())
             options = [("grpc.use_local_subchannel_pool", 1)]
             channel = await stack.enter_async_context(
                 grpc.aio.insecure_channel(config.listen, options=options)
             )
             harness = Harness(
-                server, executor, pb_grpc.SchedulerServiceStub(channel), channel,
+                server, fake, pb_grpc.SchedulerServiceStub(channel), channel,
                 executor_address, folder / "s.sock",
             )  # fmt: skip
             if start_executor:
