@@ -1,0 +1,76 @@
+// Large zeroed buffers: page aligned, huge pages asked for, memory taken when first touched.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#if defined(__linux__) || defined(__APPLE__)
+#include <sys/mman.h>
+#endif
+
+namespace isobatch {
+
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  explicit AlignedBuffer(size_t bytes) { reset(bytes); }
+  AlignedBuffer(AlignedBuffer&& other) noexcept { swap(other); }
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~AlignedBuffer() { release(); }
+
+  // Drops the content; the new one is zero.
+  void reset(size_t bytes) {
+    release();
+    if (bytes == 0) return;
+    constexpr size_t kHugePage = (size_t)2 << 20;
+    // A large buffer starts on a huge page, so that the system can map it with few entries.
+    const size_t alignment = bytes >= 4 * kHugePage ? kHugePage : 4096;
+    mapped_ = (bytes + kSlack + 4095) / 4096 * 4096 + (alignment > 4096 ? alignment : 0);
+    void* raw = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) {
+      mapped_ = 0;
+      throw std::bad_alloc();
+    }
+    raw_ = raw;
+    data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + alignment - 1) / alignment * alignment);
+    bytes_ = bytes;
+#if defined(__linux__)
+    if (alignment == kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
+  }
+  // Grows to at least `bytes`; the content is lost when it grows.
+  void ensure(size_t bytes) {
+    if (bytes > bytes_) reset(bytes + bytes / 4);
+  }
+
+  size_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const { return reinterpret_cast<T*>(data_); }
+
+ private:
+  // Kernels may prefetch past the end, and read whole vectors of which only some lanes count.
+  static constexpr size_t kSlack = 4096;
+
+  void release() {
+    if (raw_) munmap(raw_, mapped_);
+    raw_ = nullptr;
+    data_ = nullptr;
+    bytes_ = mapped_ = 0;
+  }
+  void swap(AlignedBuffer& other) {
+    std::swap(raw_, other.raw_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(mapped_, other.mapped_);
+  }
+  void* raw_ = nullptr;
+  uint8_t* data_ = nullptr;
+  size_t bytes_ = 0, mapped_ = 0;
+};
+
+}  // namespace isobatch

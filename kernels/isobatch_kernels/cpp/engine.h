@@ -1,0 +1,140 @@
+// The interpreter of a Program: one call computes a step on all threads.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kv_pool.h"
+#include "linear.h"
+#include "row_ops.h"
+#include "step.h"
+#include "thread_pool.h"
+#include "weights.h"
+
+namespace isobatch {
+
+// Kernel tables of one instruction set.
+struct Unit {
+  const RowOps* rows = nullptr;
+  const LinearOps* linears = nullptr;
+  bool available() const { return rows && linears; }
+};
+// "reference", "scalar", "avx2" or "vnni"; not available where this processor or this build lacks it.
+Unit find_unit(const std::string& name);
+
+struct EngineConfig {
+  int hidden_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size, context_length;
+  float attention_scale;
+  int rotary_dim;
+  bool rope_interleaved;
+  int num_blocks, block_size, max_rows, max_tokens, num_threads;
+  std::string unit;
+};
+
+enum class OpKind { kNothing, kEmbed, kNormQuantize, kQuantize, kLinear, kRopeWriteKV, kPagedAttention, kGateQuantize, kRowStatistics };
+
+struct Op {
+  OpKind kind = OpKind::kNothing;
+  int x = -1, out = -1, residual = -1;  // buffers
+  std::vector<int> weights;             // of a linear layer or an embedding
+  std::vector<float> vector;            // norm weight, or bias of a linear layer
+  float epsilon = 0;
+  int layer = 0, window = 0;
+  bool wanted_only = false;
+};
+
+// A per-token buffer: fp32 rows, or quantised activations in blocks.
+struct Buffer {
+  int width = 0, block = 0;
+  bool half_sums = false;
+  bool wanted_only = false;  // rows are wanted positions
+  AlignedBuffer values, d, s, s_low, s_high;
+
+  float* row(int m) const { return values.as<float>() + (size_t)m * width; }
+  void ensure(int rows);
+};
+
+class Engine {
+ public:
+  Engine(const EngineConfig& config, std::vector<float> rope_table);
+
+  // Building, in program order. Indexes are those of the order of calls.
+  int add_buffer(int width, int block, bool half_sums);
+  int add_quantized(const std::vector<QuantizedSource>& sources, int b);
+  int add_dense(const std::vector<DenseSource>& sources);
+  void add_op(Op op);
+
+  struct Times {
+    int64_t forward_ns = 0, statistics_ns = 0;
+  };
+  // Throws std::invalid_argument for a malformed step, before anything is written.
+  Times run(const StepArrays& step);
+  // Logits of the last step, (wanted, vocab_size); null when the program makes none.
+  const float* logits() const { return logits_ < 0 ? nullptr : buffers_[logits_].values.as<float>(); }
+
+  void zero_blocks(const int32_t* blocks, int count);
+  void read_block(int block, uint16_t* out);
+  void set_flush_subnormals(bool flush) { flush_subnormals_ = flush; }
+  int threads() const { return pool_.size(); }
+  const EngineConfig& config() const { return config_; }
+
+ private:
+  struct Weight {
+    std::unique_ptr<QuantizedWeight> quantized;
+    std::unique_ptr<DenseMatrix> dense;
+    int outputs() const { return quantized ? quantized->view.N : dense->view.N; }
+    int inputs() const { return quantized ? quantized->view.K : dense->view.K; }
+    int tiles() const { return quantized ? quantized->view.tiles : dense->view.tiles; }
+  };
+
+  void check_op(const Op& op) const;
+  void check_linear(const Op& op) const;
+  void prepare_step(const StepArrays& step);
+  void finish_step(const StepArrays& step);
+  void run_thread(int thread);
+  bool run_op(int index, int thread);
+  void embed(const Op& op, WorkCounter& work);
+  void norm(int index, WorkCounter& work);
+  void quantize(int index, WorkCounter& work);
+  void gate(int index, WorkCounter& work);
+  void linear(int index, WorkCounter& prepare, WorkCounter& work);
+  void dense_linear(int index, const LinearOutput& out, WorkCounter& prepare, WorkCounter& work);
+  void rope_write_kv(int index, WorkCounter& work);
+  void attention(const Op& op, WorkCounter& work, WorkCounter& merge, int thread);
+  void attention_by_chunks(const Op& op, WorkCounter& work, WorkCounter& merge, float* scratch);
+  AttentionArgs attention_args(const Op& op, int token, int kv_head) const;
+  void statistics(int index, WorkCounter& work, int thread);
+  ActView view(int buffer, int op_index) const;
+  int rows_of(bool wanted_only) const { return wanted_only ? step_.wanted_count : step_.tokens; }
+  int piece(int total) const;
+
+  EngineConfig config_;
+  Unit unit_;
+  ThreadPool pool_;
+  StepChecker checker_;
+  KvPool kv_;
+  std::vector<float> rope_table_;
+  std::vector<Buffer> buffers_;
+  std::vector<Weight> weights_;
+  std::vector<Op> ops_;
+  int logits_ = -1;
+  bool flush_subnormals_ = false;
+  std::mutex running_;
+
+  // State of the step in progress.
+  StepArrays step_;
+  Times times_;
+  int64_t statistics_start_ = 0;
+  std::unique_ptr<WorkCounter[]> counters_;  // two for each op
+  std::vector<int32_t> token_rows_;          // by token: its row
+  std::vector<uint32_t> non_finite_, wanted_non_finite_;
+  AlignedBuffer dense_rows_, dense_powers_;
+  AlignedBuffer partials_;
+  std::vector<uint8_t> present_;
+  int max_chunks_ = 0;
+  bool by_chunks_ = false;
+  std::vector<AlignedBuffer> scratch_;       // by thread
+};
+
+}  // namespace isobatch

@@ -1,0 +1,84 @@
+// The engine's attention: by token and key/value head where there are many of them, else by chunk with an ordered merge,
+// so that one long sequence still uses every thread.
+#include <algorithm>
+
+#include "contract.h"
+#include "engine.h"
+
+namespace isobatch {
+
+void Engine::rope_write_kv(int index, WorkCounter& work) {
+  const Op& op = ops_[index];
+  const Buffer& qkv = buffers_[op.x];
+  const KvView& kv = kv_.layer(op.layer);
+  const RopeArgs rope{rope_table_.data(), config_.rotary_dim, config_.rope_interleaved};
+  const int heads = config_.num_heads * config_.head_dim, kv_width = config_.num_kv_heads * config_.head_dim;
+  work.share(step_.tokens, piece(step_.tokens), [&](int begin, int end) {
+    for (int m = begin; m < end; m++) {
+      float *q = qkv.row(m), *k = q + heads, *v = k + kv_width;
+      const int position = step_.positions[m];
+      const int32_t* table = step_.block_tables + (int64_t)token_rows_[m] * step_.max_blocks;
+      const int block = table[position / kv.block_size], slot = position % kv.block_size;
+      const bool query = unit_.rows->rope_query(q, config_.num_heads, config_.head_dim, config_.attention_scale, rope, position);
+      const bool cached = unit_.rows->write_kv(k, v, rope, position, kv, block, slot);
+      if (!(query && cached) && non_finite_[m] == 0) non_finite_[m] = 1 + (uint32_t)index;
+    }
+  });
+}
+
+AttentionArgs Engine::attention_args(const Op& op, int token, int kv_head) const {
+  AttentionArgs args{};
+  args.group = config_.num_heads / config_.num_kv_heads;
+  args.q = buffers_[op.x].row(token) + (size_t)kv_head * args.group * config_.head_dim;
+  args.q_stride = config_.head_dim;
+  args.block_table = step_.block_tables + (int64_t)token_rows_[token] * step_.max_blocks;
+  args.kv_head = kv_head;
+  args.position = step_.positions[token];
+  args.first_visible = op.window > 0 ? std::max(0, args.position + 1 - op.window) : 0;
+  return args;
+}
+
+void Engine::attention(const Op& op, WorkCounter& work, WorkCounter& merge, int thread) {
+  float* scratch = scratch_[thread].as<float>();
+  if (by_chunks_) {
+    attention_by_chunks(op, work, merge, scratch);
+    return;
+  }
+  const int kv_heads = config_.num_kv_heads, items = step_.tokens * kv_heads;
+  const int group = config_.num_heads / kv_heads;
+  const KvView& kv = kv_.layer(op.layer);
+  // From the last token on: the longest contexts of a prefill first, so that threads end together.
+  work.share(items, piece(items), [&](int begin, int end) {
+    for (int i = begin; i < end; i++) {
+      const int item = items - 1 - i, token = item / kv_heads, kv_head = item % kv_heads;
+      float* out = buffers_[op.out].row(token) + (size_t)kv_head * group * config_.head_dim;
+      unit_.rows->attention(attention_args(op, token, kv_head), kv, out, config_.head_dim, scratch);
+    }
+  });
+}
+
+void Engine::attention_by_chunks(const Op& op, WorkCounter& work, WorkCounter& merge, float* scratch) {
+  const int kv_heads = config_.num_kv_heads, items = step_.tokens * kv_heads, chunks = max_chunks_;
+  const int group = config_.num_heads / kv_heads;
+  const size_t partial = attention_partial_floats(config_.head_dim);
+  const KvView& kv = kv_.layer(op.layer);
+  work.share(items * chunks, 1, [&](int i, int) {
+    const int item = i / chunks, chunk = i % chunks, token = item / kv_heads;
+    const AttentionArgs args = attention_args(op, token, item % kv_heads);
+    float* out = partials_.as<float>() + (size_t)i * group * partial;
+    const bool reached = (int64_t)chunk * kAttentionChunk <= args.position;
+    present_[i] = reached && unit_.rows->attention_chunk(args, kv, chunk, out, scratch);
+  });
+  pool_.barrier();
+  merge.share(items * group, 1, [&](int i, int) {
+    const int item = i / group, head = i % group, token = item / kv_heads, kv_head = item % kv_heads;
+    std::vector<const float*> parts(chunks);
+    for (int chunk = 0; chunk < chunks; chunk++) {
+      parts[chunk] = partials_.as<float>() + (((size_t)item * chunks + chunk) * group + head) * partial;
+    }
+    float* out = buffers_[op.out].row(token) + ((size_t)kv_head * group + head) * config_.head_dim;
+    unit_.rows->attention_merge(parts.data(), &present_[(size_t)item * chunks], chunks, config_.head_dim, out);
+  });
+}
+
+}  // namespace isobatch

@@ -1,0 +1,25 @@
+// The paged key/value cache of all layers (layout: views.h). Pages are taken from the system when first written.
+#pragma once
+#include <vector>
+#include "aligned.h"
+#include "views.h"
+
+namespace isobatch {
+
+class KvPool {
+ public:
+  KvPool(int layers, int num_kv_heads, int head_dim, int block_size, int num_blocks);
+
+  const KvView& layer(int index) const { return views_[index]; }
+  int layers() const { return (int)views_.size(); }
+  // Clears keys and values of a block in every layer.
+  void zero_block(int block);
+  // Writes (layers, 2, num_kv_heads, block_size, head_dim) fp16 bits, keys then values.
+  void read_block(int block, uint16_t* out) const;
+
+ private:
+  std::vector<AlignedBuffer> memory_;
+  std::vector<KvView> views_;
+};
+
+}  // namespace isobatch

@@ -1,0 +1,73 @@
+"""Counts of kernel paths in a step, for metrics and for tests that a path was really taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from isobatch_kernels.program import (
+    Embed,
+    GateQuantize,
+    Linear,
+    NormQuantize,
+    PagedAttention,
+    Program,
+    Quantize,
+    RopeWriteKV,
+    RowStatistics,
+)
+from isobatch_kernels.step import PathCount, StepInput
+
+_NAMES = {
+    Embed: "embed",
+    NormQuantize: "norm_quantize",
+    Quantize: "quantize",
+    Linear: "linear",
+    RopeWriteKV: "rope_write_kv",
+    PagedAttention: "paged_attention",
+    GateQuantize: "gate_quantize",
+    RowStatistics: "row_statistics",
+}
+
+
+def linear_path(rows: int) -> str:
+    """Name of the path that a linear layer takes for a number of rows."""
+    if rows == 1:
+        return "gemv"
+    return "gemv_multi" if rows <= 16 else "gemm"
+
+
+class PathCounter:
+    """Knows how many ops of each kind a program has, and so what a step dispatches."""
+
+    def __init__(self, program: Program, unit: str) -> None:
+        self._unit = unit
+        # (op, whether its rows are wanted positions) -> ops
+        self._ops: Counter[tuple[str, bool]] = Counter()
+        for op in program.ops:
+            name = _NAMES.get(type(op))
+            if name is not None:
+                wanted = isinstance(op, RowStatistics) or (
+                    isinstance(op, NormQuantize | Linear) and op.wanted_only
+                )
+                self._ops[name, wanted] += 1
+
+    def count(self, step: StepInput) -> Sequence[PathCount]:
+        """The dispatches of one step."""
+        counts: list[PathCount] = []
+        lengths = np.diff(step.query_start_loc)
+        decode = int((lengths == 1).sum())
+        for (op, wanted), dispatches in self._ops.items():
+            rows = len(step.wanted) if wanted else len(step.token_ids)
+            if op == "paged_attention":
+                parts = [("attention_decode", decode), ("attention_prefill", rows - decode)]
+            elif op == "linear":
+                parts = [(linear_path(rows), rows)]
+            else:
+                parts = [("other", rows)]
+            counts.extend(
+                PathCount(op, path, self._unit, dispatches, n) for path, n in parts if n > 0
+            )
+        return counts
