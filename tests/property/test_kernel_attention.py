@@ -31,7 +31,7 @@ def windows(draw: st.DrawFn) -> tuple[int, int]:
 
 
 def random_query(rng: np.random.Generator, group: int, head_dim: int) -> Floats:
-    """Queries from flat to peaked attention, with zeros and values at the query floor among them."""
+    """Queries from flat to peaked attention, zeros and values at the query floor included."""
     q = rng.standard_normal((group, head_dim)) * 10.0 ** rng.uniform(-4, 1.5, (group, 1))
     q[rng.random(q.shape) < 0.1] *= 2.0**-58
     q[np.abs(q) < 2.0**-64] = 0
@@ -59,7 +59,11 @@ def run_reference(q: Floats, keys: Floats, values: Floats, first: int) -> Floats
 
 
 @given(
-    seed=seeds, window=windows(), head_dim=head_dims, group=st.integers(1, 8), heads=st.integers(1, 3)
+    seed=seeds,
+    window=windows(),
+    head_dim=head_dims,
+    group=st.integers(1, 8),
+    heads=st.integers(1, 3),
 )
 def test_attention(
     seed: int, window: tuple[int, int], head_dim: int, group: int, heads: int
@@ -75,7 +79,10 @@ def test_attention(
     q = random_query(rng, group, head_dim)
     dead = np.full((first, head_dim), np.nan, np.float32)
     want = run_reference(
-        q, np.concatenate([dead, keys[:, kv_head]]), np.concatenate([dead, values[:, kv_head]]), first
+        q,
+        np.concatenate([dead, keys[:, kv_head]]),
+        np.concatenate([dead, values[:, kv_head]]),
+        first,
     )
     args = (cache.native, cache.table, kv_head, length - 1, first)
     chunks = (length - 1) // CHUNK + 1

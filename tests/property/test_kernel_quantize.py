@@ -38,7 +38,7 @@ buffers = st.fixed_dictionaries(
 
 
 def check_row(buffer: ActivationBuffer, row: int, values: Floats) -> None:
-    """The buffer's row holds the reference's quantisation of `values`, and nothing else is touched."""
+    """The row holds the reference's quantisation of `values`, and nothing else is touched."""
     q, d, finite = reference_quantize(values, buffer.block)
     assert np.array_equal(buffer.integers(row), q)
     at = buffer.indexes(row)

@@ -118,7 +118,7 @@ def test_write_kv(
 def test_non_finite_values_are_reported(
     table: Any, seed: int, spoiler: float, head_dim: int
 ) -> None:
-    """One bad value in queries, keys or values is seen wherever it is, and no NaN reaches the cache."""
+    """A bad value is seen wherever it is, in q, k or v, and no NaN reaches the cache."""
     rng, rope = np.random.default_rng(seed), rope_table(head_dim)
     good, bad = (make_row("normal", rng, 3 * head_dim).reshape(3, head_dim) for _ in "gb")
     bad[rng.integers(3), rng.integers(head_dim)] = spoiler

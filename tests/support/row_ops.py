@@ -1,4 +1,4 @@
-"""The native row operations as tests see them: every table of this machine, buffers, caches, rows to try.
+"""The native row operations as tests see them: this machine's tables, buffers, rows to try.
 
 Importing this skips the module that asks for it where the native module is not built.
 """
@@ -134,7 +134,7 @@ class SequenceCache:
         return int(self.table[position // BLOCK_SIZE]), position % BLOCK_SIZE
 
     def fill(self, keys: Floats, values: Floats, first: int = 0) -> None:
-        """Stores (positions, heads, head_dim) from position `first`; all of it must be fp16 values."""
+        """Stores fp16 values (positions, heads, head_dim) from position `first`."""
         for i in range(keys.shape[0]):
             block, slot = self.place(first + i)
             self.keys[block, :, :, slot] = keys[i].astype(np.float16).view(np.uint16)

@@ -301,6 +301,7 @@ void bind_rope_table(nb::module_& m) {
 }  // namespace
 
 void bind_reference(nb::module_& m) {
+  nb::set_leak_warnings(false);  // tables that a test module keeps until exit are not leaks
   nb::module_ reference = m.def_submodule("reference", "The scalar definition of class X1.");
   bind_reference_functions(reference);
   bind_rope_table(reference);
