@@ -62,7 +62,7 @@ def interrupted() -> Failure:
 
 
 def from_client_error(error: IsobatchError, hint: str = "") -> Failure:
-    """Return the failure for an error of the SDK; `hint` says what to do about no server."""
+    """Return the failure for an error of the SDK; `hint` says what to do where nobody answers."""
     from scheduler_service import client
 
     codes: dict[type[IsobatchError], int] = {
@@ -81,7 +81,7 @@ def from_client_error(error: IsobatchError, hint: str = "") -> Failure:
         for each in error.violations
         if each.description not in error.message
     ]
-    if hint and isinstance(error, client.UnavailableError):
+    if hint and isinstance(error, client.UnavailableError) and not error.code:
         lines.append(hint)
     fields: dict[str, Any] = {
         "code": error.code,

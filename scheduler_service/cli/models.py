@@ -19,6 +19,8 @@ def command(address: str | None, as_json: bool) -> None:
     if as_json:
         output.write_json(models)
         return
+    if not models:
+        output.note("The server has no model yet: its executor is not connected.")
     for model in models:
         output.write_table(
             model.model,

@@ -2,7 +2,8 @@
 
 The executor says that it is up and waits. The scheduler is the fake of `fake_scheduler`; it serves
 once the executor is there. A model named `missing` is a configuration error, as with the real one;
-one named `crash` ends the executor with a traceback. Stdlib first: a test starts many of these.
+one named `crash` ends the executor with a traceback, and one named `slow` never gets ready. Stdlib
+first: a test starts many of these.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def run_executor(options: argparse.Namespace) -> None:
     if options.model == "crash":
         raise RuntimeError("crashed on purpose")
     ended = ended_event()
+    if options.model == "slow":
+        ended.wait()
+        return
     path = socket_path(options.listen)
     path.write_text("")
     print(f"executor pid {os.getpid()}")

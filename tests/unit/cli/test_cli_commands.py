@@ -205,6 +205,16 @@ def test_standard_input_must_be_text(run: Run) -> None:
     assert "must be UTF-8" in environment_free.stderr
 
 
+def test_hint_is_for_no_server_only(run: Run, fake: FakeScheduler) -> None:
+    """A server that answers that it is not ready need not be started."""
+
+    def refuse(context: grpc.ServicerContext) -> None:
+        fake_scheduler.fail(context, grpc.StatusCode.UNAVAILABLE, "loading")
+
+    fake.before_unary = refuse
+    assert run("stats").stderr == "isobatch: loading\n"
+
+
 def test_models_as_text_and_json(run: Run) -> None:
     """The same facts in both forms."""
     text = run("models").stdout

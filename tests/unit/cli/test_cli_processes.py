@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +194,20 @@ def test_private_pair_that_crashes_is_unavailable(runtime: Path) -> None:
     with program(*arguments, TMPDIR=str(runtime)) as running:
         assert running.finish() == 3
     assert "RuntimeError: crashed on purpose" in running.output
+
+
+def test_ctrl_c_while_a_private_pair_loads(runtime: Path) -> None:
+    """Nobody has to wait for a model that loads for ever."""
+    arguments = ("generate", "--serve", "-p", "x", "--model", "slow")
+    with program(*arguments, TMPDIR=str(runtime)) as running:
+        give_up_at = time.monotonic() + 10
+        while not list(runtime.rglob("scheduler.sock")):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+        running.signal(signal.SIGINT)
+        assert running.finish() == 5
+    assert running.output == "isobatch: interrupted\n"
+    assert list(runtime.iterdir()) == []
 
 
 def test_sigterm_tidies_up_a_private_pair(runtime: Path) -> None:
