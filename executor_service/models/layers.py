@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from executor_service.errors import ModelError
-from executor_service.models.packing import merged
 from isobatch_kernels.program import (
     Buffer,
     DenseWeight,
@@ -170,10 +169,17 @@ class ProgramBuilder:
     def _merged(
         self, label: str, prefix: str, rows: dict[str, int], num_inputs: int
     ) -> tuple[Weight, ...]:
-        parts = [
+        """Return matrices of equal K that are one matrix along N; their bits may differ."""
+        parts = tuple(
             self._matrix(f"{prefix}.{part}", count, num_inputs) for part, count in rows.items()
-        ]
-        return merged(label, parts)
+        )
+        kinds = {part.dtype if isinstance(part, DenseWeight) else "quantised" for part in parts}
+        if len(kinds) > 1:
+            raise ModelError(
+                f"[model] {label} must be all quantised or all of one dense type, "
+                f"got {sorted(map(str, kinds))}: {self._checkpoint.source}"
+            )
+        return parts
 
     def _bias(self, prefix: str, rows: dict[str, int], *, required: bool) -> Float32 | None:
         """Return the merged bias vector, zeros where a part has none; None when no part has one."""

@@ -1,4 +1,4 @@
-"""Loads a located model: weights, Program and tokenizer. It uses MLX, so the engine thread runs it."""
+"""Loads a located model: weights, Program and tokenizer. Uses MLX: for the engine thread."""
 
 from __future__ import annotations
 

@@ -1,0 +1,71 @@
+"""`python -m executor_service`: reads the configuration, finds the model, serves.
+
+Exit codes: 0 stopped by a signal, 78 configuration or model cannot be used, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from executor_service import config as configuration
+from executor_service import logs
+from executor_service.errors import StartError
+from executor_service.models.registry import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from executor_service.engine.engine import BackendFactory, SelfTest
+
+EXIT_CONFIG: Final = 78
+# The engine thread comes back from native code many times a second and then waits for the event
+# loop's thread to give the interpreter up; CPython's own 5 ms would be as long as a step.
+SWITCH_SECONDS: Final = 0.0005
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the executor and return its exit code."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        config = configuration.load(sys.argv[1:] if arguments is None else arguments, os.environ)
+        logs.configure(config.log_level, config.log_format)
+        location = locate(config.model, config.model_id or None)
+        create_backend, self_test = native_kernels(config.unit)
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    from executor_service.server import Server
+
+    async def serve() -> int:
+        return await Server(config, location, create_backend, self_test).run()
+
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        return runner.run(serve())
+
+
+def native_kernels(unit: str) -> tuple[BackendFactory, SelfTest]:
+    """Return the maker of backends and the account of its self-test; raises StartError."""
+    try:
+        from executor_service.engine.kernels import create_backend, self_test_of
+    except ImportError as error:
+        raise StartError(
+            "[kernels] the native CPU module must be built (reinstall isobatch with a C++ "
+            f"compiler), got {error}"
+        ) from error
+    return create_backend, self_test_of(unit)
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's maker of event loops where it is installed; it costs less per message."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

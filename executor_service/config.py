@@ -1,0 +1,136 @@
+"""Configuration of the executor: flags, then variables, then defaults. Read once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from executor_service import logs, socket_paths
+from executor_service.errors import ConfigError
+from executor_service.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+PREFIX: Final = "ISOBATCH_EXECUTOR_"
+UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """Everything that can be set. Who reads a field stands beside it."""
+
+    # Address to serve on, unix:PATH (server).
+    listen: str
+    # Alias, .gguf file, model directory or Hugging Face repository id (models.registry).
+    model: str = DEFAULT_MODEL
+    # Name by which clients ask for the model; empty takes it from `model` (models.registry).
+    model_id: str = ""
+    # Port of /metrics on 127.0.0.1; 0 for none (server).
+    metrics_port: int = 9401
+    # Memory of the key/value cache in MiB; 0 sizes it to the model and the machine (engine).
+    kv_memory_mb: int = 0
+    # Most token rows of a step (engine).
+    max_num_seqs: int = 256
+    # Most tokens of a step (engine).
+    max_num_batched_tokens: int = 512
+    # Instruction set of the kernels; auto takes the best that passes its self-test (engine).
+    unit: str = "auto"
+    # Compute threads; 0 takes all cores (engine).
+    threads: int = 0
+    # Longest time that a live session gets to end after SIGTERM (server).
+    drain_seconds: float = 25.0
+    # Least severe log level (logs).
+    log_level: str = "info"
+    # console or json (logs).
+    log_format: str = "console"
+    # Whether gRPC reflection answers (server).
+    reflection: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every field; raises ConfigError."""
+        _require(self.model != "", "model", "must not be empty", self.model)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            _require(1 <= value <= 65536, name, "must be in 1..65536", value)
+        _require(0 <= self.metrics_port <= 65535, "metrics_port", "must be in 0..65535",
+                 self.metrics_port)  # fmt: skip
+        _require(self.kv_memory_mb >= 0, "kv_memory_mb", "must be at least 0", self.kv_memory_mb)
+        _require(0 <= self.threads <= 1024, "threads", "must be in 0..1024", self.threads)
+        _require(0 <= self.drain_seconds < float("inf"), "drain_seconds",
+                 "must be a finite number of at least 0", self.drain_seconds)  # fmt: skip
+        choices = {"unit": UNITS, "log_level": logs.LEVELS, "log_format": logs.FORMATS}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            _require(value in allowed, name, f"must be one of {', '.join(allowed)}", value)
+        socket_paths.socket_path(self.listen)
+
+
+def _require(holds: bool, field: str, rule: str, got: object) -> None:
+    if not holds:
+        raise ConfigError(f"[config] {field} {rule}, got {got!r}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"[config] {message}")
+
+
+HELP: Final[Mapping[str, str]] = {
+    "listen": "address to serve on: unix:PATH",
+    "model": "alias, .gguf file, model directory or Hugging Face repository id",
+    "model_id": "name by which clients ask for the model",
+    "metrics_port": "port of /metrics on 127.0.0.1; 0 for none",
+    "kv_memory_mb": "memory of the key/value cache in MiB; 0 sizes it to model and machine",
+    "max_num_seqs": "most token rows of a step",
+    "max_num_batched_tokens": "most tokens of a step",
+    "unit": f"instruction set of the kernels: {', '.join(UNITS)}",
+    "threads": "compute threads; 0 for all cores",
+    "drain_seconds": "longest time that a live session gets to end after SIGTERM",
+    "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",
+    "log_format": f"format of logs: {', '.join(logs.FORMATS)}",
+    "reflection": "whether gRPC reflection answers: true or false",
+}
+
+
+def _boolean(text: str) -> bool:
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
+    return known[text.lower()]
+
+
+_CONVERT: Final[Mapping[str, Callable[[str], Any]]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": _boolean,
+}
+
+
+def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ExecutorConfig:
+    """Return the configuration from flags and `ISOBATCH_EXECUTOR_<FIELD>` variables.
+
+    Raises ConfigError; `--help` prints and exits.
+    """
+    parser = _Parser(
+        prog="isobatch-executor",
+        description="Holds a model and computes steps for a scheduler. A flag --some-name may be "
+        f"given as the variable {PREFIX}SOME_NAME.",
+        allow_abbrev=False,
+    )
+    for each in fields(ExecutorConfig):
+        # argparse converts a default that is a string, so errors name the flag.
+        default = environ.get(PREFIX + each.name.upper(), argparse.SUPPRESS)
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}",
+            dest=each.name,
+            type=_CONVERT[str(each.type)],
+            default=default,
+            metavar=each.name.rpartition("_")[2].upper(),
+            help=HELP[each.name],
+        )
+    values = vars(parser.parse_args(list(arguments)))
+    values.setdefault("listen", socket_paths.default_address(environ))
+    return ExecutorConfig(**values)

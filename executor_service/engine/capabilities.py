@@ -1,0 +1,88 @@
+"""What a running engine says about itself, as plain values."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from executor_service.engine.step_request import Limits
+    from executor_service.models.checkpoint import TokenizerData
+
+# Contract version 1, 12-bit activations, fp16 keys and values (docs/numerics.md section 6).
+CLASS_PREFIX: Final = "X1.1-a12-kvf16-rope"
+KV_CLASS: Final = "f16"
+MAX_TOP_K: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The software and the machine."""
+
+    version: str
+    backend: str
+    device: str
+    unit: str
+    mlx_version: str
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestResult:
+    """How the kernels compared with the reference at start-up."""
+
+    num_cases: int
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """The loaded model."""
+
+    model_id: str
+    architecture: str
+    numeric_class: str
+    weights_digest: str
+    num_parameters: int
+    source: str
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """All of it."""
+
+    model: ModelDescription
+    tokenizer: TokenizerData
+    limits: Limits
+    build: Build
+    self_test: SelfTestResult
+
+
+def numeric_class(rope_digest: str) -> str:
+    """Return the numeric class id: states of two classes never meet."""
+    return CLASS_PREFIX + rope_digest
+
+
+def package_version(name: str) -> str:
+    """Return an installed distribution's version; "unknown" in a bare source tree."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def device_name() -> str:
+    """Return the processor's name in words."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

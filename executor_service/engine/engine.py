@@ -1,0 +1,141 @@
+"""Puts a model, a backend, a cache and a session together. Built and used on the engine thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import psutil
+
+from executor_service.engine.capabilities import (
+    MAX_TOP_K,
+    Build,
+    Capabilities,
+    ModelDescription,
+    SelfTestResult,
+    device_name,
+    numeric_class,
+    package_version,
+)
+from executor_service.engine.model_runner import ModelRunner
+from executor_service.engine.session import Session
+from executor_service.engine.step_request import Limits
+from executor_service.engine.warmup import warm_up
+from executor_service.errors import ConfigError, ModelError
+from executor_service.kv_cache.manager import KvCacheManager
+from executor_service.kv_cache.sizing import block_bytes, num_blocks
+from executor_service.models.load import load_model
+
+if TYPE_CHECKING:
+    from executor_service.config import ExecutorConfig
+    from executor_service.models.registry import ModelLocation
+    from isobatch_kernels.program import Program
+    from isobatch_kernels.step import Backend
+
+BLOCK_SIZE: Final = 16
+
+
+class BackendFactory(Protocol):
+    """Builds the backend that runs a Program (isobatch_kernels.dispatch.create_backend)."""
+
+    def __call__(
+        self,
+        program: Program,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        unit: str,
+        num_threads: int,
+    ) -> Backend:
+        """Return the backend; raises ValueError for what it cannot run."""
+        ...
+
+
+class SelfTest(Protocol):
+    """Says how a backend's unit came to be chosen."""
+
+    def __call__(self, unit: str) -> SelfTestResult:
+        """Return the result for the unit in use."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Engine:
+    """A loaded model that computes steps."""
+
+    capabilities: Capabilities
+    session: Session
+    backend: Backend
+    kv_pool_bytes: int
+
+    def close(self) -> None:
+        """Stop the backend's threads and free its memory."""
+        self.backend.close()
+
+
+def build_engine(
+    config: ExecutorConfig,
+    location: ModelLocation,
+    create_backend: BackendFactory,
+    self_test: SelfTest,
+) -> Engine:
+    """Load the model and warm it up; raises ModelError or ConfigError."""
+    model = load_model(location)
+    dimensions = model.program.dimensions
+    machine_bytes = psutil.virtual_memory().total
+    blocks = num_blocks(dimensions, BLOCK_SIZE, config.kv_memory_mb, machine_bytes)
+    try:
+        backend = create_backend(
+            model.program,
+            num_blocks=blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            unit=config.unit,
+            num_threads=config.threads,
+        )
+    except ValueError as error:
+        raise ModelError(f"{error}: {location.path}") from error
+    except MemoryError as error:
+        raise ConfigError(
+            f"[config] kv_memory_mb must fit in memory, got a cache of {blocks} blocks"
+        ) from error
+    limits = Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        vocab_size=dimensions.vocab_size,
+        context_length=dimensions.context_length,
+        max_top_k=min(MAX_TOP_K, dimensions.vocab_size),
+    )
+    runner = ModelRunner(model.program.names, backend)
+    cache = KvCacheManager(blocks, BLOCK_SIZE, backend.zero_blocks)
+    warm_up(runner, cache, limits)
+    num_threads = getattr(backend, "num_threads", config.threads)
+    capabilities = Capabilities(
+        model=ModelDescription(
+            model_id=model.model_id,
+            architecture=model.config.architecture,
+            numeric_class=numeric_class(backend.rope_digest),
+            weights_digest=model.weights_digest,
+            num_parameters=model.num_parameters,
+            source=model.source,
+            block_size=BLOCK_SIZE,
+            num_blocks=blocks,
+        ),
+        tokenizer=model.tokenizer,
+        limits=limits,
+        build=Build(
+            version=package_version("isobatch"),
+            backend="cpu",
+            device=device_name(),
+            unit=backend.unit,
+            mlx_version=package_version("mlx"),
+            num_threads=num_threads,
+        ),
+        self_test=self_test(backend.unit),
+    )
+    session = Session(model.model_id, runner, cache, limits)
+    pool_bytes = blocks * block_bytes(dimensions, BLOCK_SIZE)
+    return Engine(capabilities, session, backend, pool_bytes)

@@ -1,0 +1,157 @@
+"""Runs steps of one model on a backend and keeps what later requests may ask of the last step."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from executor_service.engine.step_input import build_step_input
+from executor_service.engine.step_request import RowOutcome, StepRequest, StepResults
+from executor_service.errors import InvalidRequestError, LogitsNotKeptError
+from isobatch_kernels.step import Stat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from executor_service.engine.step_request import Float32, Int32
+    from isobatch_kernels.step import Backend, StepOutput
+
+    Bools = npt.NDArray[np.bool_]
+
+DIGEST_BYTES = 16
+# Statistics whose rows FetchLogits may ask for.
+_KEPT = Stat.FULL_ROW | Stat.TOP_K
+
+
+class ModelRunner:
+    """One Program on one backend."""
+
+    def __init__(self, op_names: Sequence[str], backend: Backend) -> None:
+        """Run steps on `backend`; `op_names` are the Program's, for messages.
+
+        The Program itself is not kept: its weights live on in the backend's own format.
+        """
+        self._op_names = op_names
+        self._backend = backend
+        self._output: StepOutput | None = None
+        self._request: StepRequest | None = None
+        self._chosen: Int32 = np.zeros(0, np.int32)
+
+    def run(self, request: StepRequest, token_ids: Int32, block_tables: Int32) -> StepResults:
+        """Compute a checked step with at least one row."""
+        self.forget_logits()
+        step = build_step_input(request, token_ids, block_tables)
+        output = self._backend.run(step)
+        self._output, self._request = output, request
+        argmax = _where_asked(request, Stat.ARGMAX, output.argmax_ids)
+        quantile = _where_asked(request, Stat.QUANTILE, output.quantile_ids)
+        # Draws win over the argmax: who asks for both samples and reports.
+        self._chosen = np.where(quantile >= 0, quantile, argmax).astype(np.int32)
+        finite = output.non_finite_ops < 0
+        self._chosen[~_finite_wanted(request, finite)] = -1
+        return StepResults(
+            row_outcomes=np.where(finite, RowOutcome.COMPUTED, RowOutcome.NON_FINITE).astype(
+                np.uint8
+            ),
+            non_finite_details=tuple(self._name(int(op)) for op in output.non_finite_ops[~finite]),
+            argmax_ids=argmax,
+            max_logits=output.max_logits.copy(),
+            quantile_ids=quantile,
+            normalizers=output.normalizers.copy(),
+            top_k_starts=output.top_k_starts.copy(),
+            top_k_ids=output.top_k_ids.copy(),
+            top_k_logits=output.top_k_logits.copy(),
+            top_k_weights=output.top_k_weights.copy(),
+            named_logits=_named_logits(request, output.logits),
+            digests=_digests(request, output.logits),
+            forward_ns=output.forward_ns,
+            statistics_ns=output.statistics_ns,
+            paths=tuple(output.paths),
+        )
+
+    def chosen(self, step_id: int, wanted_index: int) -> int | None:
+        """Return the token that a computed step chose at a wanted position.
+
+        -1 where that row was not finite; None when the step is not the last computed one, or chose
+        nothing there.
+        """
+        request = self._request
+        if request is None or request.step_id != step_id:
+            return None
+        if not 0 <= wanted_index < len(self._chosen):
+            return None
+        if not int(request.statistics[wanted_index]) & (Stat.ARGMAX | Stat.QUANTILE):
+            return None
+        return int(self._chosen[wanted_index])
+
+    def forget_logits(self) -> None:
+        """Let the last step's logits go: the backend may write over them."""
+        self._output = None
+
+    def forget(self) -> None:
+        """Let everything of the last step go."""
+        self._output = self._request = None
+
+    def logits(self, step_id: int, wanted_indexes: Int32, max_bytes: int) -> bytes:
+        """Return rows (len(wanted_indexes), vocab_size) fp32 of the last step, as bytes."""
+        output, request = self._output, self._request
+        if output is None or request is None or request.step_id != step_id:
+            raise LogitsNotKeptError(f"[fetch_logits] step_id must be the last step, got {step_id}")
+        num_wanted = len(request.wanted)
+        if len(wanted_indexes) and not (
+            wanted_indexes.min() >= 0 and wanted_indexes.max() < num_wanted
+        ):
+            raise InvalidRequestError(
+                f"[fetch_logits] wanted_indexes must be below {num_wanted}, "
+                f"got {wanted_indexes[:8].tolist()}"
+            )
+        num_bytes = len(wanted_indexes) * output.logits.shape[1] * 4
+        if num_bytes > max_bytes:
+            raise InvalidRequestError(
+                f"[fetch_logits] rows must have at most {max_bytes} bytes, got {num_bytes}"
+            )
+        kept = request.statistics[wanted_indexes] & np.uint32(_KEPT)
+        if not kept.all():
+            raise LogitsNotKeptError(
+                "[fetch_logits] rows must have been asked with STATISTIC_FULL_ROW or "
+                f"STATISTIC_TOP_K, got {wanted_indexes[kept == 0][:8].tolist()}"
+            )
+        return output.logits[wanted_indexes].astype("<f4", copy=False).tobytes()
+
+    def _name(self, op: int) -> str:
+        return self._op_names[op] if op < len(self._op_names) else f"op {op}"
+
+
+def _where_asked(request: StepRequest, statistic: Stat, ids: Int32) -> Int32:
+    asked = (request.statistics & np.uint32(statistic)) != 0
+    return np.where(asked, ids, -1).astype(np.int32)
+
+
+def _finite_wanted(request: StepRequest, finite_rows: Bools) -> Bools:
+    """Return (L,) bool: whether each wanted position's row is finite."""
+    ends = np.cumsum(request.num_tokens)
+    return np.asarray(finite_rows[np.searchsorted(ends, request.wanted, side="right")])
+
+
+def _named_logits(request: StepRequest, logits: Float32) -> Float32:
+    rows = np.repeat(np.arange(len(request.wanted)), np.diff(request.named_starts))
+    return np.asarray(logits[rows, request.named_ids], np.float32)
+
+
+def _digests(request: StepRequest, logits: Float32) -> bytes:
+    """Return BLAKE2b of each wanted position's fp32 bytes, 16 bytes; zeros where not asked."""
+    asked = (request.statistics & np.uint32(Stat.DIGEST)) != 0
+    if not asked.any():
+        return b""
+    return b"".join(
+        hashlib.blake2b(
+            logits[index].astype("<f4", copy=False).tobytes(), digest_size=DIGEST_BYTES
+        ).digest()
+        if wants
+        else bytes(DIGEST_BYTES)
+        for index, wants in enumerate(asked)
+    )

@@ -1,0 +1,40 @@
+"""Builds a backend's StepInput from a checked step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from isobatch_kernels.step import StepInput
+
+if TYPE_CHECKING:
+    from executor_service.engine.step_request import Int32, StepRequest
+
+
+def build_step_input(request: StepRequest, token_ids: Int32, block_tables: Int32) -> StepInput:
+    """Return the input of a step with at least one row.
+
+    `token_ids` (T,) has STEP_OUTPUT rows filled in; `block_tables` is (S, max_blocks), -1 past the
+    end of a row's blocks.
+    """
+    lengths = request.num_tokens
+    query_start_loc = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=query_start_loc[1:])
+    # A token's position is its row's start plus its distance from the row's first token.
+    offsets = np.repeat(request.start_positions - query_start_loc[:-1], lengths)
+    positions = (np.arange(len(token_ids), dtype=np.int32) + offsets).astype(np.int32)
+    return StepInput(
+        token_ids=token_ids,
+        positions=positions,
+        query_start_loc=query_start_loc,
+        block_tables=block_tables,
+        wanted=request.wanted,
+        statistics=request.statistics,
+        top_k=request.top_k,
+        inverse_temperatures=request.inverse_temperatures,
+        quantiles=request.quantiles,
+        edit_starts=request.edit_starts,
+        edit_ids=request.edit_ids,
+        edit_values=request.edit_values,
+    )

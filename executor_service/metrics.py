@@ -1,0 +1,155 @@
+"""Every metric of the executor, and the page that shows them.
+
+| name                                      | type      | labels          |
+|-------------------------------------------|-----------|-----------------|
+| isobatch_executor_kernel_dispatches_total | counter   | op, path, unit  |
+| isobatch_executor_kernel_rows_total       | counter   | op, path, unit  |
+| isobatch_executor_steps_total             | counter   | model, outcome  |
+| isobatch_executor_step_tokens             | histogram | model           |
+| isobatch_executor_step_rows               | histogram | model           |
+| isobatch_executor_forward_seconds         | histogram | model, phase    |
+| isobatch_executor_non_finite_rows_total   | counter   | model           |
+| isobatch_executor_kv_blocks               | gauge     | model, state    |
+| isobatch_executor_memory_bytes            | gauge     | kind            |
+| isobatch_executor_build_info              | gauge = 1 | version, device, unit, mlx_version |
+
+`model` is the only open label. Children are created at start, so that an idle panel shows 0; of
+kernel paths, those that the unit in use can take.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from executor_service.engine.step_request import Outcome, RowOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from executor_service.engine.capabilities import Capabilities
+    from executor_service.engine.step_request import StepAnswer, StepRequest
+    from executor_service.kv_cache.manager import KvOccupancy
+
+PATHS: Final[Mapping[str, tuple[str, ...]]] = {
+    "embed": ("other",),
+    "norm_quantize": ("other",),
+    "quantize": ("other",),
+    "linear": ("gemv", "gemv_multi", "gemm"),
+    "rope_write_kv": ("other",),
+    "paged_attention": ("attention_decode", "attention_prefill"),
+    "gate_quantize": ("other",),
+    "row_statistics": ("other",),
+}
+PHASES: Final = ("decode", "prefill", "mixed")
+STATES: Final = ("active", "cached", "free")
+MEMORY_KINDS: Final = ("resident", "kv_pool")
+OUTCOMES: Final[Mapping[Outcome, str]] = {
+    Outcome.COMPUTED: "computed",
+    Outcome.NO_CAPACITY: "no_capacity",
+}
+_SECONDS: Final = (
+    0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.096,
+    0.128, 0.256, 0.512, 1.0,
+)  # fmt: skip
+_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class Metrics:
+    """All metrics in one registry of their own."""
+
+    def __init__(self, capabilities: Capabilities, kv_pool_bytes: int) -> None:
+        registry = self.registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        model, build = capabilities.model, capabilities.build
+        model_id = model.model_id
+
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(f"isobatch_executor_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
+            return Gauge(f"isobatch_executor_{name}", text, labels, registry=registry)
+
+        def histogram(
+            name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
+        ) -> Histogram:
+            full = f"isobatch_executor_{name}"
+            return Histogram(full, text, labels, buckets=buckets, registry=registry)
+
+        kernel = ("op", "path", "unit")
+        dispatches = counter("kernel_dispatches_total", "Kernel dispatches.", kernel)
+        rows = counter("kernel_rows_total", "Rows over all kernel dispatches.", kernel)
+        self._dispatches = dispatches
+        self._rows = rows
+        self._kernels = {
+            (op, path, build.unit): (
+                dispatches.labels(op, path, build.unit),
+                rows.labels(op, path, build.unit),
+            )
+            for op, paths in PATHS.items()
+            for path in paths
+        }
+        steps = counter("steps_total", "Steps by outcome.", ("model", "outcome"))
+        self._steps = {key: steps.labels(model_id, name) for key, name in OUTCOMES.items()}
+        label = ("model",)
+        self._tokens = histogram("step_tokens", "Tokens of a step.", label, _COUNTS).labels(
+            model_id
+        )
+        self._step_rows = histogram("step_rows", "Token rows of a step.", label, _COUNTS).labels(
+            model_id
+        )
+        forward = histogram(
+            "forward_seconds", "Forward pass of a step.", ("model", "phase"), _SECONDS
+        )
+        self._forward = {phase: forward.labels(model_id, phase) for phase in PHASES}
+        self._non_finite = counter(
+            "non_finite_rows_total", "Rows that met a NaN or an infinity.", label
+        ).labels(model_id)
+        blocks = gauge("kv_blocks", "Blocks of the key/value cache.", ("model", "state"))
+        self._blocks = {state: blocks.labels(model_id, state) for state in STATES}
+        memory = gauge("memory_bytes", "Memory of the process.", ("kind",))
+        memory.labels("kv_pool").set(kv_pool_bytes)
+        process = psutil.Process(os.getpid())
+        memory.labels("resident").set_function(lambda: float(process.memory_info().rss))
+        gauge(
+            "build_info", "The software; always 1.", ("version", "device", "unit", "mlx_version")
+        ).labels(build.version, build.device, build.unit, build.mlx_version).set(1)
+        self._blocks["free"].set(model.num_blocks)
+        self._last_answer: StepAnswer | None = None
+
+    def observe_occupancy(self, counts: KvOccupancy) -> None:
+        """Show the counts of blocks."""
+        self._blocks["free"].set(counts.free_blocks)
+        self._blocks["cached"].set(counts.evictable_blocks)
+        used = counts.total_blocks - counts.free_blocks - counts.evictable_blocks
+        self._blocks["active"].set(used)
+
+    def observe_step(self, request: StepRequest, answer: StepAnswer) -> None:
+        """Count a step that was computed or refused for want of blocks, but not its repetition."""
+        if answer is self._last_answer:
+            return
+        self._last_answer = answer
+        self._steps[answer.outcome].inc()
+        self.observe_occupancy(answer.occupancy)
+        results = answer.results
+        if results is None:
+            return
+        self._tokens.observe(len(request.token_ids))
+        self._step_rows.observe(len(request.sequence_ids))
+        single = int((request.num_tokens == 1).sum())
+        several = len(request.num_tokens) - single
+        phase = "mixed" if single and several else "prefill" if several else "decode"
+        self._forward[phase].observe(results.forward_ns * 1e-9)
+        self._non_finite.inc(int((results.row_outcomes == RowOutcome.NON_FINITE).sum()))
+        for count in results.paths:
+            key = (count.op, count.path, count.unit)
+            pair = self._kernels.get(key)
+            if pair is None:
+                # A backend may mix units; the set of triples stays small, as all are enums.
+                pair = (self._dispatches.labels(*key), self._rows.labels(*key))
+                self._kernels[key] = pair
+            pair[0].inc(count.dispatches)
+            pair[1].inc(count.rows)

@@ -1,0 +1,208 @@
+"""Wires the process together: socket, services, engine thread, metrics page, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from executor_service import logs, socket_paths
+from executor_service.engine.engine import build_engine
+from executor_service.engine_thread import EngineThread
+from executor_service.errors import ConfigError, DrainingError, StartError
+from executor_service.host import Host
+from executor_service.metrics import Metrics
+from executor_service.servicer import MAX_MESSAGE_BYTES, ExecutorServicer
+from isobatch.executor.v1 import executor_service_pb2 as pb
+from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from executor_service.config import ExecutorConfig
+    from executor_service.engine.engine import BackendFactory, Engine, SelfTest
+    from executor_service.models.registry import ModelLocation
+
+EXIT_OK: Final = 0
+EXIT_CONFIG: Final = 78
+
+SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+# A session that asks nothing for this long is not in the middle of anything.
+IDLE_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.02
+_STOP_GRACE_SECONDS: Final = 1.0
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+)
+_LOG = logs.get_logger(__name__)
+
+
+class Server:
+    """One executor process."""
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        location: ModelLocation,
+        create_backend: BackendFactory,
+        self_test: SelfTest,
+    ) -> None:
+        self._config = config
+        self._location = location
+        self._create_backend = create_backend
+        self._self_test = self_test
+        self._thread = EngineThread()
+        self._host = Host(config, self._thread)
+        self._health = health.aio.HealthServicer()
+        self._stop_requests = 0
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal asks to stop; return the exit code."""
+        path = socket_paths.socket_path(self._config.listen)
+        try:
+            socket_paths.prepare(path)
+            server = self._make_server(path)
+            await server.start()
+        except StartError as error:
+            _LOG.error("cannot start", error=str(error))
+            return EXIT_CONFIG
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
+        await self._set_health(is_serving=False)
+        # The thread starts after the socket is bound: the umask of binding is the process's.
+        self._thread.start()
+        try:
+            return await self._serve()
+        finally:
+            await server.stop(_STOP_GRACE_SECONDS)
+
+    def request_stop(self) -> None:
+        """Ask to stop: the first time after the live session, the second time at once."""
+        self._stop_requests += 1
+        self._stop.set()
+
+    def _make_server(self, path: Path) -> grpc.aio.Server:
+        server = grpc.aio.server(options=_OPTIONS)
+        pb_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(self._host), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._config.reflection:
+            names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        mask = os.umask(0o177)
+        try:
+            server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise ConfigError(f"[listen] the socket must be free, got {error}: {path}") from error
+        finally:
+            os.umask(mask)
+        return server
+
+    async def _serve(self) -> int:
+        started = time.monotonic()
+        loading = asyncio.ensure_future(
+            self._host.run(
+                lambda: build_engine(
+                    self._config, self._location, self._create_backend, self._self_test
+                )
+            )
+        )
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                return EXIT_OK  # asked to stop while loading: the thread is a daemon
+            try:
+                engine = loading.result()
+                with _MetricsPage(self._config, engine) as metrics:
+                    await self._serve_engine(engine, metrics, time.monotonic() - started)
+            except StartError as error:
+                _LOG.error("cannot start", error=str(error))
+                return EXIT_CONFIG
+        finally:
+            loading.cancel()
+            stopping.cancel()
+        return EXIT_OK
+
+    async def _serve_engine(self, engine: Engine, metrics: Metrics, seconds: float) -> None:
+        self._host.set_ready(engine, metrics)
+        await self._set_health(is_serving=True)
+        model, build = engine.capabilities.model, engine.capabilities.build
+        _LOG.info(
+            "serving",
+            listen=self._config.listen,
+            model=model.model_id,
+            numeric_class=model.numeric_class,
+            unit=build.unit,
+            threads=build.num_threads,
+            blocks=model.num_blocks,
+            load_seconds=round(seconds, 3),
+        )
+        await self._stop.wait()
+        await self._drain(engine)
+        await asyncio.to_thread(self._thread.stop, engine.close)
+
+    async def _set_health(self, *, is_serving: bool) -> None:
+        response = health_pb2.HealthCheckResponse
+        status = response.SERVING if is_serving else response.NOT_SERVING
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    async def _drain(self, engine: Engine) -> None:
+        """Wait for the live session to end: its scheduler finishes what it has."""
+        _LOG.info("stopping", session=self._host.gate.live is not None)
+        self._host.is_draining = True
+        await self._health.enter_graceful_shutdown()
+        deadline = time.monotonic() + self._config.drain_seconds
+
+        def is_busy() -> bool:
+            live, now = self._host.gate.live, time.monotonic()
+            return (
+                live is not None
+                and self._stop_requests < 2
+                and now < deadline
+                and engine.session.num_sequences > 0
+                and now - live.last_request < IDLE_SECONDS
+            )
+
+        while is_busy():  # noqa: ASYNC110 - idleness is no event
+            await asyncio.sleep(_POLL_SECONDS)
+        self._host.gate.end(
+            DrainingError("[executor] the executor stops, got a session that is still open")
+        )
+
+
+class _MetricsPage:
+    """Serves /metrics on the loopback interface for the time of the block."""
+
+    def __init__(self, config: ExecutorConfig, engine: Engine) -> None:
+        self._port = config.metrics_port
+        self._metrics = Metrics(engine.capabilities, engine.kv_pool_bytes)
+
+    def __enter__(self) -> Metrics:
+        if self._port:
+            try:
+                self._server, self._page_thread = start_http_server(
+                    self._port, addr="127.0.0.1", registry=self._metrics.registry
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"[config] metrics_port must be free, got {self._port}: {error.strerror}"
+                ) from error
+        return self._metrics
+
+    def __exit__(self, *_: object) -> None:
+        if self._port:
+            self._server.shutdown()
+            self._server.server_close()
+            self._page_thread.join()
