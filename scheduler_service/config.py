@@ -44,10 +44,14 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         """Check every field; raises ConfigurationError."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk"):
-            _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
-        _require(self.max_num_waiting >= 0, "max_num_waiting", "must be at least 0",
-                 self.max_num_waiting)  # fmt: skip
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_prefill_chunk",
+            "max_num_waiting",
+        ):
+            value = getattr(self, name)
+            _require(value >= 1, name, "must be at least 1", value)
         _require(0 <= self.metrics_port <= 65535, "metrics_port", "must be in 0..65535",
                  self.metrics_port)  # fmt: skip
         for name in ("recovery_deadline_seconds", "drain_seconds"):

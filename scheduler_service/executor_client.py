@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
@@ -47,7 +47,8 @@ class SessionRefusedError(Exception):
     """The executor refused a message of the session: the state is not what we think it is."""
 
 
-_Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+# Generic in the stubs alone.
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]"
 
 
 @dataclass(frozen=True, slots=True)

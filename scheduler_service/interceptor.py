@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
@@ -14,8 +14,9 @@ _DETAILS_KEY = "grpc-status-details-bin"
 # gRPC's own retry policy reads this trailer and not the RetryInfo of the details.
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 
-_Context = grpc.aio.ServicerContext[Any, Any]
-_Handler = grpc.RpcMethodHandler[Any, Any]
+# Generic in the stubs alone.
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 async def abort(context: _Context, error: ServiceError) -> NoReturn:
@@ -51,9 +52,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[_Handler | None]"],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
+    ) -> "_Handler | None":
         """Return the handler with its errors mapped."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._prefix):

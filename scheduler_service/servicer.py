@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 
@@ -20,7 +20,7 @@ from scheduler_service.text.errors import PromptError
 from scheduler_service.text.tokenizer import Tokenizer
 from scheduler_service.wire import api
 
-_Context = grpc.aio.ServicerContext[Any, Any]
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic in the stubs alone
 # Shorter prompts are encoded at once: a thread costs more than they do.
 _THREAD_CHARACTERS = 2000
 

@@ -179,7 +179,7 @@ async def test_a_row_that_is_not_finite_ends_its_request_alone() -> None:
             for first in range(10, 14)
         ]
         bad = refusal(harness.generate(token_ids=pb.TokenIds(ids=[5, 77]), stopping=stopping))
-        found, *outputs = await asyncio.gather(bad, *good)
+        found, outputs = await asyncio.gather(bad, asyncio.gather(*good))
         assert found.code is CODE.INTERNAL
         assert "layer 3, attention" in found.message
         assert [len(output.token_ids) for output in outputs] == [20] * 4

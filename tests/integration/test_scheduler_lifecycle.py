@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
@@ -195,11 +196,9 @@ async def test_a_folder_that_others_can_enter_is_refused() -> None:
 
 
 async def test_health_and_reflection_answer() -> None:
-    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-
     async with running() as harness:
         assert await harness.health() == health_pb2.HealthCheckResponse.SERVING
-        stub = reflection_pb2_grpc.ServerReflectionStub(harness.channel)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(harness.channel)  # type: ignore[arg-type]
         call = stub.ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         reply = await call.read()

@@ -119,6 +119,15 @@ async def test_an_executor_process_that_dies_comes_back() -> None:
             await harness.wait_serving()
 
 
+async def _ends_unavailable(call: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
+    assert status is not None
+    assert len(status.details) == 2
+
+
 async def test_past_the_recovery_deadline_requests_end_with_unavailable() -> None:
     executor = FakeExecutor(step_seconds=0.001)
     settings = {"recovery_deadline_seconds": 0.2}
@@ -127,13 +136,8 @@ async def test_past_the_recovery_deadline_requests_end_with_unavailable() -> Non
             await harness.wait_serving()
             call = harness.generate(text="wait", stopping=STOPPING)
             await _until_step(executor, 5)
-        for make in (lambda: call, lambda: harness.generate(text="late")):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await collect(make())
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
-            assert status is not None
-            assert len(status.details) == 2
+        await _ends_unavailable(call)
+        await _ends_unavailable(harness.generate(text="late"))
         assert harness.metric("requests_total", outcome="error") == 1
         executor.restart()
         async with executor.serving(harness.executor_address):

@@ -1,0 +1,45 @@
+"""Log lines: ours and libraries' in one shape."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from scheduler_service import logs
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def test_json_lines_of_ours_and_of_libraries() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    logs.get_logger("scheduler_service.test").info("model_served", model="toy")
+    logging.getLogger("library").warning("careful %d", 3)
+    logging.getLogger("library").debug("hidden")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["event"], first["model"], first["level"]) == ("model_served", "toy", "info")
+    assert (second["event"], second["logger"]) == ("careful 3", "library")
+    assert first["timestamp"] <= second["timestamp"]
+
+
+def test_the_console_is_plain_text_where_it_is_no_terminal() -> None:
+    stream = io.StringIO()
+    logs.configure("error", "console", stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logs.get_logger("x").exception("failed")
+    text = stream.getvalue()
+    assert "failed" in text
+    assert "ValueError: broken" in text
+    assert "\x1b" not in text

@@ -1,0 +1,66 @@
+"""Names, label values and size of the exposition."""
+
+from enum import StrEnum
+
+import prometheus_client
+from prometheus_client.parser import text_string_to_metric_families
+
+from scheduler_service.metrics import (
+    Outcome,
+    PreemptionReason,
+    PromptSource,
+    ReconnectReason,
+    RowPhase,
+    SchedulerMetrics,
+    StepPhase,
+)
+
+LABELS: dict[str, dict[str, type[StrEnum]]] = {
+    "isobatch_scheduler_requests": {"outcome": Outcome},
+    "isobatch_scheduler_prompt_tokens": {"source": PromptSource},
+    "isobatch_scheduler_step_rows": {"phase": RowPhase},
+    "isobatch_scheduler_step_phase_seconds": {"phase": StepPhase},
+    "isobatch_scheduler_preemptions": {"reason": PreemptionReason},
+    "isobatch_scheduler_executor_reconnects": {"reason": ReconnectReason},
+}
+PLAIN = {
+    "isobatch_scheduler_requests_running", "isobatch_scheduler_requests_waiting",
+    "isobatch_scheduler_generated_tokens", "isobatch_scheduler_queue_time_seconds",
+    "isobatch_scheduler_time_to_first_token_seconds",
+    "isobatch_scheduler_inter_token_latency_seconds",
+    "isobatch_scheduler_request_duration_seconds", "isobatch_scheduler_build_info",
+}  # fmt: skip
+
+
+def _exposition() -> str:
+    registry = prometheus_client.CollectorRegistry()
+    metrics = SchedulerMetrics(registry, "1.2")
+    metrics.set_build_info("cpu", "0.1")
+    metrics.for_model("toy")
+    return prometheus_client.generate_latest(registry).decode()
+
+
+def test_every_label_value_exists_from_the_start_and_is_in_its_enum() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(_exposition())}
+    assert set(families) == set(LABELS) | PLAIN
+    for name, labels in LABELS.items():
+        for label, enum in labels.items():
+            found = {sample.labels[label] for sample in families[name].samples}
+            assert found == {each.value for each in enum}
+    for name in set(families) - {"isobatch_scheduler_build_info"}:
+        assert {sample.labels["model"] for sample in families[name].samples} == {"toy"}
+
+
+def test_a_scrape_stays_small() -> None:
+    """A scrape holds the interpreter for each line."""
+    assert len(_exposition().splitlines()) < 300
+
+
+def test_one_build_is_shown() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    metrics = SchedulerMetrics(registry, "1.2")
+    metrics.set_build_info("cpu", "0.1")
+    metrics.set_build_info("metal", "0.2")
+    (family,) = (f for f in registry.collect() if f.name == "isobatch_scheduler_build_info")
+    (sample,) = family.samples
+    assert sample.labels == {"version": "1.2", "device": "metal", "mlx_version": "0.2"}
