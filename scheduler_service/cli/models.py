@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from scheduler_service.cli import output
 from scheduler_service.cli.connection import connected
 from scheduler_service.cli.options import address_option, json_option
+
+# Characters of a digest that are enough to tell models apart; --json has all of them.
+_DIGEST_SHOWN: Final = 16
 
 
 @click.command("models")
@@ -31,7 +36,7 @@ def command(address: str | None, as_json: bool) -> None:
                 "vocabulary": f"{model.vocab_size:,} tokens",
                 "chat template": "yes" if model.has_chat_template else "no",
                 "numeric class": model.numeric_class,
-                "weights": model.weights_digest,
+                "weights": model.weights_digest[:_DIGEST_SHOWN],
                 "device": model.device,
             },
         )

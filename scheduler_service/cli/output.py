@@ -56,7 +56,7 @@ def stats_line(completion: Completion) -> str:
     if usage.num_generated_tokens > 1 and streaming > 0:
         parts.append(f"{(usage.num_generated_tokens - 1) / streaming:.1f} tokens/s")
     if completion.num_preemptions:
-        parts.append(f"preempted {completion.num_preemptions} times")
+        parts.append(f"preempted {completion.num_preemptions}x")
     parts.append(f"ended by {completion.finish_reason}")
     parts.append(f"seed {completion.seed}")
     parts.append(f"{completion.model} [{completion.numeric_class}]")
