@@ -1,5 +1,6 @@
 """Turns what a handler raises into a gRPC status with details."""
 
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
@@ -87,8 +88,9 @@ def _map_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
 def _map_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: object, context: _Context) -> AsyncIterator[object]:
         try:
-            async for response in behavior(request, context):
-                yield response
+            async with contextlib.aclosing(behavior(request, context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             await _abort_for(context, error)
 

@@ -55,27 +55,30 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         if self._engine.model(request.model) is not model:
             raise NotServingError("[scheduler] the model changed while the prompt was encoded")
         model.loop.submit(stream)
-        try:
-            yield api.accepted(live, model.capabilities.model.numeric_class)
-            while True:
-                await stream.wait(options.coalesce_seconds)
-                delta = stream.take()
-                if delta is not None:
-                    yield api.delta(delta)
-                elif stream.error is not None:
-                    raise stream.error
-                elif stream.ending is not None:
-                    yield api.finished(
-                        live,
-                        stream.ending,
-                        admitted_at=stream.admitted_at,
-                        first_token_at=stream.first_token_at,
-                    )
-                    return
-        finally:
-            # Reached with a live request only when the client left or its deadline passed.
+
+        def leave(_: _Context) -> None:
+            # With a live request only when the client left or its deadline passed.
             if not stream.is_over:
                 model.loop.cancel(live.request_id)
+
+        # Not `finally`: a generator that is never resumed would be closed only when collected.
+        context.add_done_callback(leave)  # type: ignore[arg-type]  # not a protocol in the stubs
+        yield api.accepted(live, model.capabilities.model.numeric_class)
+        while True:
+            await stream.wait(options.coalesce_seconds)
+            delta = stream.take()
+            if delta is not None:
+                yield api.delta(delta)
+            elif stream.error is not None:
+                raise stream.error
+            elif stream.ending is not None:
+                yield api.finished(
+                    live,
+                    stream.ending,
+                    admitted_at=stream.admitted_at,
+                    first_token_at=stream.first_token_at,
+                )
+                return
 
     async def _prepare(
         self, request: pb.GenerateRequest, model: ServedModel

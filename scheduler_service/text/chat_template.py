@@ -13,7 +13,9 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from scheduler_service.text.errors import ChatTemplateError
@@ -25,6 +27,16 @@ class ChatTurn:
 
     role: str
     content: str
+
+
+class _GenerationMark(Extension):
+    """Accepts `{% generation %}`, which marks the assistant's words for training."""
+
+    tags = {"generation"}  # noqa: RUF012  declared so by the base class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -48,7 +60,7 @@ class ChatTemplate:
     ) -> None:
         """Compile `source`; raises ChatTemplateError when it is not valid Jinja."""
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationMark]
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(
@@ -73,7 +85,10 @@ class ChatTemplate:
         """
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True)
+            # Templates test tools and documents against none, so they must be defined.
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, tools=None, documents=None
+            )
         # A template is a program of somebody else: whatever it raises is about the conversation
         # it was given and never about the service.
         except Exception as error:

@@ -33,13 +33,16 @@ def _byte_level_table() -> dict[str, int]:
     return table
 
 
-_TABLE = _byte_level_table()
+# For str.translate, which with Latin-1 is several times faster than a loop over characters.
+# Latin-1 characters that spell no byte are sent out of Latin-1.
+_TRANSLATION = dict.fromkeys(range(256), "\U0010ffff")
+_TRANSLATION.update((ord(mark), chr(byte)) for mark, byte in _byte_level_table().items())
 
 
 def _byte_level_piece(token: str) -> bytes:
     try:
-        return bytes([_TABLE[character] for character in token])
-    except KeyError:
+        return token.translate(_TRANSLATION).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()
 
 

@@ -46,10 +46,16 @@ class Tokenizer:
             control = {t["id"]: t["content"] for t in added if t.get("special")}
             named = set(source.special_token_ids)
             control.update((t["id"], t["content"]) for t in added if t["id"] in named)
-            for token in added:
-                token["special"] = token["id"] in control
-            document["truncation"] = document["padding"] = None
-            self._encoder = tokenizers.Tokenizer.from_str(json.dumps(document))
+            data = source.document
+            marked = [token for token in added if token["id"] in control]
+            if any(not t.get("special") for t in marked) or any(
+                document.get(key) for key in ("truncation", "padding")
+            ):
+                for token in marked:
+                    token["special"] = True
+                document["truncation"] = document["padding"] = None
+                data = json.dumps(document).encode()
+            self._encoder = tokenizers.Tokenizer.from_buffer(data)
             # The name misleads: true means that special tokens in text are text.
             self._encoder.encode_special_tokens = True
             decoder = document.get("decoder")
@@ -76,7 +82,7 @@ class Tokenizer:
         self._chat = self._build_chat(source, control) if source.chat_template else None
 
     def _build_chat(self, source: TokenizerSource, control: dict[int, str]) -> ChatPrompt:
-        eos = min(source.eos_token_ids, default=-1)
+        eos = next(iter(source.eos_token_ids), -1)
         try:
             template = ChatTemplate(
                 source.chat_template,

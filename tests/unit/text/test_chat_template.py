@@ -28,6 +28,8 @@ def _render(source: str) -> str:
         ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}"
          "{% endfor %}", "hello"),
         ("  {% if add_generation_prompt %}\nyes\n  {% endif %}\n", "yes\n"),
+        ("{% generation %}{{ messages[0].role }}{% endgeneration %}", "system"),
+        ("{{ tools is none }}{{ documents is defined }}", "TrueTrue"),
         ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
          "{% endfor %}{{ ns.n }}", "2"),
         ("{{ messages[1].content[1:3] }}{{ messages[1].content.startswith('he') }}", "elTrue"),
