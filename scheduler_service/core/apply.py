@@ -121,7 +121,7 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
     state.step_id = 0
     state.num_refusals_alone = 0
     events: list[Event] = [
-        preempt(state, request, release=False) for request in reversed(list(state.running.values()))
+        preempt(state, request) for request in reversed(list(state.running.values()))
     ]
     state.to_release.clear()
     if limits is not None:

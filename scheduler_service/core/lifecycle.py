@@ -20,7 +20,8 @@ def finish(
         state.waiting.remove(request.request_id)
     else:
         state.to_release.append(request.sequence_id)
-        # Blocks come free, so a ceiling learnt from a refusal no longer tells the truth.
+        # Blocks come free, so a ceiling learnt from a refusal no longer tells the truth. As the
+        # running set empties only here and by a restart, nobody waits below it for ever.
         state.block_ceiling = state.limits.num_blocks
     del state.requests[request.request_id]
     request.apply_input(RequestInput.FINISH)
@@ -30,16 +31,15 @@ def finish(
     )
 
 
-def preempt(state: SchedulerState, request: Request, *, release: bool = True) -> RequestPreempted:
+def preempt(state: SchedulerState, request: Request) -> RequestPreempted:
     """Take the cached state of the last running request; it waits before all others.
 
-    `release` is False when the executor has lost the state already.
+    The next batch gives the state back.
     """
     num_lost_tokens = request.num_computed_tokens
     del state.running[request.request_id]
     state.waiting.push_front(request)
-    if release:
-        state.to_release.append(request.sequence_id)
+    state.to_release.append(request.sequence_id)
     request.apply_input(RequestInput.PREEMPT)
     request.generation += 1
     request.num_preemptions += 1

@@ -48,10 +48,9 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
     shares, num_left = _share_tokens(state)
     rows = _rows_of_running(state, shares, events)
     openings: list[SequenceOpening] = []
-    if not events:
-        for request, num_new in _admit(state, num_left, now, events):
-            openings.append(_opening(request))
-            rows.append(_row(request, num_new))
+    for request, num_new in _admit(state, num_left, now, events):
+        openings.append(_opening(request))
+        rows.append(_row(request, num_new))
     if not rows and not state.to_release:
         return None
     state.step_id += 1
@@ -128,15 +127,13 @@ def _admit(
 ) -> list[tuple[Request, int]]:
     """Move waiting requests to the running set; return them with the tokens of their rows."""
     limits = state.limits
-    if not state.running:
-        state.block_ceiling = limits.num_blocks
     num_blocks = sum(blocks_for(r.num_tokens, limits.block_size) for r in state.running.values())
     released = set(state.to_release)
     admitted: list[tuple[Request, int]] = []
     while num_left > 0 and len(state.running) < limits.max_num_seqs:
         request = state.waiting.head()
         # A release names a sequence without its generation, so a sequence never comes back in
-        # the very batch that gives it back.
+        # the very batch that gives it back. Hence nobody is admitted in a step that preempts.
         if request is None or request.sequence_id in released:
             break
         num_blocks += blocks_for(request.num_tokens, limits.block_size)

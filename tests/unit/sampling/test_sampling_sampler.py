@@ -106,6 +106,39 @@ def test_what_k_entries_decide_is_what_the_row_gives(params: SamplingParams) -> 
         assert choose(params, stats, u) == choose_from_full_row(params, LOGITS, u)
 
 
+def test_a_running_sum_must_exceed_its_target() -> None:
+    """Four equal weights and u = 1/4: the first sum equals the target, so the second id wins."""
+    flat = np.zeros(10, dtype=np.float32)
+    params = SamplingParams(temperature=1, top_k=4)
+    assert [choose_from_full_row(params, flat, u) for u in (0.0, 0.25, 0.5, 0.75)] == [0, 1, 2, 3]
+
+
+def test_a_u_of_one_would_be_the_last_kept() -> None:
+    """No draw gives it; the rule still has an answer."""
+    assert choose_from_full_row(SamplingParams(temperature=1, top_k=3), LOGITS, 1.0) == ORDER[2]
+
+
+def test_min_p_keeps_a_prefix_where_weights_are_not_in_order() -> None:
+    """The third id weighs enough, but the second, of a larger logit, does not."""
+    lower = np.float32(float.fromhex("-0x1.fd029cp-7"))
+    higher = np.nextafter(lower, np.float32(0))
+    logits = np.array([0, higher, lower], dtype=np.float32)
+    stats = row_statistics(logits, top_k=3)
+    assert stats.top_k_weights is not None
+    min_p = float(stats.top_k_weights[2])
+    assert stats.top_k_weights[1] < min_p
+    assert _tokens(SamplingParams(temperature=1, min_p=min_p), logits) == {0}
+
+
+def test_sums_are_kept_in_fp64() -> None:
+    """1,999 weights of about 2^-25 vanish beside 1 in fp32; together they must count."""
+    logits = np.full(3000, -25 * np.log(2), dtype=np.float32)
+    logits[0] = 0
+    assert (
+        choose_from_full_row(SamplingParams(temperature=1, top_k=2000), logits, 1 - 2**-24) > 1000
+    )
+
+
 def test_missing_top_k_statistics_need_the_full_row() -> None:
     """An executor may leave them out."""
     params = SamplingParams(temperature=1, top_k=2)

@@ -126,6 +126,19 @@ def test_a_new_request_of_the_same_id_is_not_mistaken_for_the_old_one() -> None:
     assert (batch.rows[0].sequence_id, batch.released_sequence_ids) == (2, (1,))
 
 
+def test_an_old_answer_is_not_mistaken_for_one_to_a_new_request_of_the_same_id() -> None:
+    """Same id and same generation: the sequence id alone tells them apart."""
+    state = state_with(make_limits(), make_request("a"))
+    old = must_plan(state)
+    cancel(state, A)
+    submit(state, make_request("a"))
+    executor_restarted(state)
+    new = must_plan(state)
+    assert (old.rows[0].generation, new.rows[0].generation) == (0, 0)
+    assert apply(state, old, answer(old)) == []
+    assert state.requests[A].output_token_ids == []
+
+
 def test_a_restart_makes_running_requests_wait_in_order_and_keeps_their_tokens() -> None:
     """Computed counts are gone, generations rise, nothing is released, step ids start again."""
     state = state_with(make_limits(seqs=2), *(make_request(n) for n in "abc"))
@@ -176,6 +189,36 @@ def test_a_restart_with_a_smaller_pool_ends_what_no_longer_fits() -> None:
     assert state.requests[B].max_tokens == 16
     assert state.to_release == []
     state.check_invariants()
+
+
+def test_a_restart_whose_context_is_used_up_ends_the_request() -> None:
+    """With exactly the known tokens allowed, not one more could be generated."""
+    state = state_with(make_limits(), make_request("a", 6, 50))
+    run_step(state)
+    run_step(state)
+    events = executor_restarted(state, make_limits(context=8))
+    assert finished(events)["a"].reason is FinishReason.ERROR
+
+
+def test_a_refusal_lowers_the_ceiling_until_a_running_request_ends() -> None:
+    """Each refusal by at least one block below what was asked; an end lifts it again."""
+    state = state_with(make_limits(), *(make_request(n, 8, 9) for n in "abc"))
+    capacity_refused(state, must_plan(state))
+    assert state.block_ceiling == 5
+    capacity_refused(state, must_plan(state))
+    assert state.block_ceiling == 3
+    cancel(state, A)
+    assert state.block_ceiling == state.limits.num_blocks
+
+
+def test_a_refusal_never_raises_the_ceiling() -> None:
+    """A later step may have asked for less than an earlier one, or for more."""
+    state = state_with(make_limits(), make_request("a", 4, 9), make_request("b", 4, 9))
+    run_step(state)
+    state.block_ceiling = 3
+    batch = must_plan(state)
+    capacity_refused(state, batch)
+    assert state.block_ceiling == 2
 
 
 def test_a_refused_step_preempts_the_last_running_request() -> None:

@@ -128,7 +128,7 @@ def test_the_step_budget_bounds_tokens_and_admissions() -> None:
 
 def test_admission_waits_until_the_whole_known_length_fits() -> None:
     """It counts the known tokens of running requests too, not only the computed ones."""
-    limits = make_limits(tokens=4, blocks=6, block_size=4)
+    limits = make_limits(chunk=4, blocks=6, block_size=4)
     state = state_with(limits, make_request("a", 16, 1), make_request("b", 8, 1))
     for start in (0, 4, 8, 12):
         assert shape(run_step(state)[0]) == {"a": (start, 4)}
