@@ -41,16 +41,27 @@ HeadCache head_cache(const AttentionArgs& args, const KvView& kv) {
   return {kv.keys + offset, kv.values + offset, kv.block_stride(), args.block_table, kv.head_dim};
 }
 
-// Scores of BLOCKS blocks for HEADS heads; scores of a head are kAttentionChunk apart.
+// Scores of BLOCKS blocks for HEADS heads; scores of a head are kAttentionChunk apart. On the way it fetches the values of
+// these blocks and the keys of the blocks after them, up to `end`: a long context streams from memory.
 template <int HEADS, int BLOCKS>
-inline void score_blocks(const HeadCache& cache, int block, const float* q, int q_stride, float* scores) {
+inline void score_blocks(const HeadCache& cache, int block, int end, const float* q, int q_stride, float* scores) {
   constexpr int V = BLOCKS * kVectorsPerBlock;
-  const uint16_t* keys[BLOCKS];
-  for (int b = 0; b < BLOCKS; b++) keys[b] = cache.key_block(block + b);
+  const uint16_t *keys[BLOCKS], *values[BLOCKS], *later[BLOCKS];
+  for (int b = 0; b < BLOCKS; b++) {
+    keys[b] = cache.key_block(block + b);
+    values[b] = cache.value_block(block + b);
+    later[b] = cache.key_block(block + BLOCKS + b < end ? block + BLOCKS + b : end - 1);
+  }
   Vf sums[HEADS][V];
   for (int h = 0; h < HEADS; h++)
     for (int v = 0; v < V; v++) sums[h][v] = zero();
   for (int d = 0; d < cache.head_dim; d++) {
+    if (d % 2 == 0) {  // a cache line holds two dimensions of a block
+      for (int b = 0; b < BLOCKS; b++) {
+        prefetch(later[b] + d * kSlots);
+        prefetch(values[b] + d * kSlots);
+      }
+    }
     for (int v = 0; v < V; v++) {
       Vf k = load_f16(keys[v / kVectorsPerBlock] + d * kSlots + v % kVectorsPerBlock * W);
       for (int h = 0; h < HEADS; h++) sums[h][v] = fma(set(q[h * q_stride + d]), k, sums[h][v]);
@@ -66,8 +77,8 @@ void score_chunk(const HeadCache& cache, const ChunkRange& range, const float* q
   const int base = range.start / kSlots, end = range.end_block();
   int block = range.first_block();
   for (; block + BLOCKS <= end; block += BLOCKS)
-    score_blocks<HEADS, BLOCKS>(cache, block, q, q_stride, scores + (block - base) * kSlots);
-  for (; block < end; block++) score_blocks<HEADS, 1>(cache, block, q, q_stride, scores + (block - base) * kSlots);
+    score_blocks<HEADS, BLOCKS>(cache, block, end, q, q_stride, scores + (block - base) * kSlots);
+  for (; block < end; block++) score_blocks<HEADS, 1>(cache, block, end, q, q_stride, scores + (block - base) * kSlots);
 }
 
 // Turns one head's scores (kAttentionChunk floats) into weights in place; hidden and missing keys get +0.
