@@ -169,21 +169,3 @@ class KvCounts:
     free: int
     evictable: int
     shared: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """A step as the core sees it.
-
-    Attributes:
-        step_id: The batch's step.
-        has_capacity: False when the executor could not grow its pool for all rows, so that
-            nothing was computed (releases were applied): call `capacity_refused`, not `apply`.
-        sampled: What came of each row that wanted a token or failed, by request.
-        kv_counts: Occupancy afterwards.
-    """
-
-    step_id: int
-    has_capacity: bool
-    sampled: Mapping[RequestId, SampledRow]
-    kv_counts: KvCounts
