@@ -6,7 +6,6 @@ all token rows of a step. Values only: nothing here changes after it is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
