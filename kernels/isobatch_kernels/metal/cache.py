@@ -1,0 +1,123 @@
+"""The paged key/value pool on the device, and where a step's keys and values go in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from isobatch_kernels.metal.arrays import ArrayLibrary, LibraryArray
+    from isobatch_kernels.program import Dimensions
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """Rows of `vector` halves: for a block, keys (KV, D/vector, block_size), then values
+    (KV, block_size, D/vector)."""
+
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def vector(self) -> int:
+        """Halves of a row: the most of 8, 4, 2, 1 that divides a head."""
+        return next(v for v in (8, 4, 2, 1) if self.head_dim % v == 0)
+
+    @property
+    def vectors(self) -> int:
+        """Rows of one head at one position."""
+        return self.head_dim // self.vector
+
+    @property
+    def rows_of_half_block(self) -> int:
+        """Rows of a block's keys, or of its values."""
+        return self.num_kv_heads * self.vectors * self.block_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the pool."""
+        return 2 * self.num_blocks * self.rows_of_half_block
+
+    def rows_of_positions(self, blocks: Int32, slots: Int32) -> Int32:
+        """Rows for keys then values of tokens, each (T, KV, D/vector), flat.
+
+        Args:
+            blocks: (T,) block of each token.
+            slots: (T,) its place in the block.
+        """
+        heads = np.arange(self.num_kv_heads, dtype=np.int32)[None, :, None]
+        parts = np.arange(self.vectors, dtype=np.int32)[None, None, :]
+        block, slot = blocks[:, None, None], slots[:, None, None]
+        size = self.vectors * self.block_size
+        keys = (2 * block * self.num_kv_heads + heads) * size + parts * self.block_size + slot
+        values = ((2 * block + 1) * self.num_kv_heads + heads) * size + slot * self.vectors + parts
+        return np.concatenate([keys.reshape(-1), values.reshape(-1)]).astype(np.int32)
+
+    def rows_of_block(self, block: int) -> Int32:
+        """All rows of a block."""
+        count = 2 * self.rows_of_half_block
+        return np.arange(block * count, (block + 1) * count, dtype=np.int32)
+
+
+class KeyValuePool:
+    """One array a layer, so that a layer's writes wait for nothing else.
+
+    Writes are assignments by index, which MLX does in place when nobody else holds the array; so
+    nothing here keeps a second reference to one.
+    """
+
+    def __init__(self, arrays: ArrayLibrary, layout: PoolLayout, num_layers: int) -> None:
+        self._arrays = arrays
+        self.layout = layout
+        self._layers = [
+            arrays.zeros((layout.num_rows, layout.vector), "float16") for _ in range(num_layers)
+        ]
+
+    def layer(self, index: int) -> LibraryArray:
+        """The pool of one layer, for a kernel's input."""
+        return self._layers[index]
+
+    def write(self, layer: int, rows: LibraryArray, values: LibraryArray) -> None:
+        """values: (len(rows), vector) float16."""
+        target = self._layers[layer]
+        self._layers[layer] = None
+        self._layers[layer] = self._arrays.scatter_rows(target, rows, values)
+
+    def zero_blocks(self, blocks: Int32) -> None:
+        """Clears blocks in every layer."""
+        if len(blocks) == 0:
+            return
+        outside = [int(b) for b in blocks if not 0 <= b < self.layout.num_blocks]
+        if outside:
+            raise ValueError(f"[metal] block ids must lie in the pool, got {outside[0]}")
+        rows = np.concatenate([self.layout.rows_of_block(int(block)) for block in blocks])
+        zeros = np.zeros((len(rows), self.layout.vector), np.float16)
+        for layer in range(len(self._layers)):
+            self.write(layer, self._arrays.array(rows), self._arrays.array(zeros))
+
+    def read_block(self, block: int) -> npt.NDArray[np.uint16]:
+        """(num_layers, 2, num_kv_heads, block_size, head_dim) fp16 bits."""
+        z = self.layout
+        if not 0 <= block < z.num_blocks:
+            raise ValueError(f"[metal] block ids must lie in the pool, got {block}")
+        out = []
+        for pool in self._layers:
+            count = 2 * z.rows_of_half_block
+            data = self._arrays.numpy(pool)[block * count : (block + 1) * count].view(np.uint16)
+            keys, values = np.split(data, 2)
+            by_vector = keys.reshape(z.num_kv_heads, z.vectors, z.block_size, z.vector)
+            flat = by_vector.transpose(0, 2, 1, 3).reshape(z.num_kv_heads, z.block_size, z.head_dim)
+            out.append(np.stack([flat, values.reshape(flat.shape)]))
+        return np.stack(out)
+
+
+def pool_layout(dimensions: Dimensions, num_blocks: int, block_size: int) -> PoolLayout:
+    """Layout for a model."""
+    return PoolLayout(num_blocks, block_size, dimensions.num_kv_heads, dimensions.head_dim)
