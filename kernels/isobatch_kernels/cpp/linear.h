@@ -8,11 +8,12 @@ namespace isobatch {
 constexpr int kTileOutputs = 32;
 constexpr int kMaxPanelRows = 16;
 
-// Rows of a panel (ActView::P) for M rows.
+// Rows of a panel (ActView::P) for M rows: panels of nearly equal size, because a kernel's speed comes from the rows that
+// share a decoded weight. Measured: about 10 rows a panel are best, but 15 in one panel still beat 8 and 7.
 static inline int panel_rows(int M) {
-  int rows = 1;
-  while (rows < M && rows < kMaxPanelRows) rows *= 2;
-  return rows;
+  if (M < kMaxPanelRows) return M < 1 ? 1 : M;
+  const int panels = (M + 11) / 12;
+  return (M + panels - 1) / panels;
 }
 
 // How a weight's integer is stored.

@@ -132,13 +132,17 @@ TileFn pick(const PackedView& w, int rows) {
 }
 
 void quantized(const PackedView& w, const ActView& x, const LinearOutput& out, int tile_begin, int tile_end) {
-  const int full = x.P < kRows ? x.P : kRows;
-  const TileFn whole = pick(w, full);
   for (int tile = tile_begin; tile < tile_end; tile++) {
     for (int eighth = 0; eighth < 4 && tile * kTileOutputs + 8 * eighth < w.N; eighth++) {
-      int m = 0;
-      for (; m + full <= x.M; m += full) whole(w, x, out, tile, eighth, m);
-      if (m < x.M) pick(w, x.M - m)(w, x, out, tile, eighth, m);
+      for (int first = 0; first < x.M; first += x.P) {
+        // Nearly equal parts of the panel, as many rows each as registers allow.
+        const int end = first + x.P < x.M ? first + x.P : x.M;
+        for (int m = first, parts = (end - first + kRows - 1) / kRows; m < end; parts--) {
+          const int rows = (end - m + parts - 1) / parts;
+          pick(w, rows)(w, x, out, tile, eighth, m);
+          m += rows;
+        }
+      }
     }
   }
 }

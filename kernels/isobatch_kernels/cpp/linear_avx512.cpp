@@ -1,5 +1,5 @@
 // Linear layers with AVX-512 VNNI: unsigned bytes of weights times signed bytes of activations, which come as the two
-// halves q = 16*hi + lo. Up to kRows rows share each decoded weight; 16 outputs are one register.
+// halves q = 16*hi + lo. The rows of a panel share each decoded weight; 16 outputs are one register.
 #include "linear.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
@@ -11,8 +11,6 @@
 
 namespace isobatch {
 namespace {
-
-constexpr int kRows = 8;
 
 static ALWAYS_INLINE __m512i broadcast4(const uint8_t* at) {
   int32_t word;
@@ -88,7 +86,7 @@ template <WeightCode C, int B, int R>
 void tile_rows(const PackedView& w, const ActView& x, const LinearOutput& out, int tile, int m0) {
   constexpr int A = B == 16 ? 32 : B, kParts = A / B, kRowBytes = 2 * A;
   // Few rows: both groups of 16 outputs together, so that memory is read strictly in order.
-  constexpr int kGroups = R <= 4 ? 2 : 1;
+  constexpr int kGroups = R <= 3 ? 2 : 1;
   const size_t first = x.block_index(m0, 0);
   const uint8_t* q = x.q + first * kRowBytes;
   const float *d = x.d + first, *s[2] = {x.s + first, x.s + first};
@@ -151,8 +149,11 @@ using TileFn = void (*)(const PackedView&, const ActView&, const LinearOutput&, 
 
 template <WeightCode C, int B>
 TileFn pick_rows(int rows) {
-  static const TileFn table[kRows] = {tile_rows<C, B, 1>, tile_rows<C, B, 2>, tile_rows<C, B, 3>, tile_rows<C, B, 4>,
-                                      tile_rows<C, B, 5>, tile_rows<C, B, 6>, tile_rows<C, B, 7>, tile_rows<C, B, 8>};
+  static const TileFn table[kMaxPanelRows] = {
+      tile_rows<C, B, 1>,  tile_rows<C, B, 2>,  tile_rows<C, B, 3>,  tile_rows<C, B, 4>,
+      tile_rows<C, B, 5>,  tile_rows<C, B, 6>,  tile_rows<C, B, 7>,  tile_rows<C, B, 8>,
+      tile_rows<C, B, 9>,  tile_rows<C, B, 10>, tile_rows<C, B, 11>, tile_rows<C, B, 12>,
+      tile_rows<C, B, 13>, tile_rows<C, B, 14>, tile_rows<C, B, 15>, tile_rows<C, B, 16>};
   return table[rows - 1];
 }
 
@@ -170,11 +171,10 @@ TileFn pick(const PackedView& w, int rows) {
 }
 
 void quantized(const PackedView& w, const ActView& x, const LinearOutput& out, int tile_begin, int tile_end) {
-  const int full = x.P < kRows ? x.P : kRows;
-  const TileFn whole = pick(w, full);
+  const TileFn whole = pick(w, x.P);
   for (int tile = tile_begin; tile < tile_end; tile++) {
     int m = 0;
-    for (; m + full <= x.M; m += full) whole(w, x, out, tile, m);
+    for (; m + x.P <= x.M; m += x.P) whole(w, x, out, tile, m);
     if (m < x.M) pick(w, x.M - m)(w, x, out, tile, m);
   }
 }
