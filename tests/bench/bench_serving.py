@@ -52,7 +52,7 @@ async def one_stream(client: AsyncClient, index: int, num_tokens: int) -> list[t
     """Runs one request; returns (arrival time in seconds, number of tokens) of each message."""
     topic = TOPICS[index % len(TOPICS)]
     arrivals: list[tuple[float, int]] = []
-    stream = client.generate(
+    stream = await client.generate(
         f"Here is a short text, part {index}, about {topic}. It begins like this:",
         GenerationParams(max_tokens=num_tokens, ignore_eos=True),
     )

@@ -34,7 +34,7 @@ def pair() -> Iterator[ServicePair]:
 
 
 async def _ask(client: AsyncClient, prompt: str, params: GenerationParams) -> Completion:
-    async with client.generate(prompt, params) as stream:
+    async with await client.generate(prompt, params) as stream:
         return await stream.completion()
 
 
@@ -91,8 +91,10 @@ def test_prefill_chunks_do_not_change_a_bit(pair: ServicePair) -> None:
 def test_digests_tell_prompts_apart(pair: ServicePair) -> None:
     """The digest is of real logits: another prompt gives another one."""
 
+    scheduler = pair.start_scheduler()
+
     async def first_digest(prompt: str) -> bytes:
-        async with AsyncClient(pair.schedulers[0].address) as client:
+        async with AsyncClient(scheduler.address) as client:
             answer = await _ask(client, prompt, replace(GREEDY, max_tokens=1))
         return answer.logits_digests[0]
 
