@@ -23,6 +23,7 @@ from scheduler_service.errors import (
 from scheduler_service.executor_client import (
     ExecutorClient,
     ExecutorDescription,
+    ExecutorLoadingError,
     ExecutorSession,
     ExecutorUnavailableError,
     SessionLostError,
@@ -39,6 +40,7 @@ from scheduler_service.wire.executor import Capabilities, WireError
 _LOG = logs.get_logger(__name__)
 _FIRST_RETRY_SECONDS = 0.05
 _LAST_RETRY_SECONDS = 1.0
+_LOADING_RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,9 @@ class Engine:
             except ExecutorUnavailableError as error:
                 _LOG.debug("executor_unavailable", error=str(error))
                 session = None
+                if isinstance(error, ExecutorLoadingError):
+                    # It is about to come up, and somebody may be waiting for the first token.
+                    delay = min(delay, _LOADING_RETRY_SECONDS)
             if session is not None:
                 has_progressed, resume = await self._use(session, resume)
                 if has_progressed:

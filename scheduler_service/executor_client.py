@@ -36,7 +36,11 @@ _OPTIONS = [
 
 
 class ExecutorUnavailableError(Exception):
-    """No session could be opened: nobody answers, or the executor is not ready."""
+    """No session could be opened: nobody answers, or something went wrong on the way."""
+
+
+class ExecutorLoadingError(ExecutorUnavailableError):
+    """The executor answers, and is not ready yet."""
 
 
 class SessionLostError(Exception):
@@ -202,7 +206,7 @@ class ExecutorClient:
         )
         capabilities = wire.read_capabilities(reply)
         if capabilities is None:
-            raise SessionLostError("[executor] the executor is still loading")
+            raise ExecutorLoadingError("[executor] the executor is still loading")
         if self._known is None or self._known.capabilities != capabilities:
             tokenizer = await stub.GetTokenizer(
                 pb.GetTokenizerRequest(model_id=capabilities.model.model_id),

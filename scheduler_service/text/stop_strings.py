@@ -63,6 +63,7 @@ class StopMatcher:
         if not all(stops):
             raise ValueError("[stop_strings] a stop string must not be empty")
         self._node = _build(stops)
+        self._has_stops = bool(stops)
         self._held = ""
         self.matched: str | None = None
 
@@ -73,6 +74,8 @@ class StopMatcher:
         """
         if self.matched is not None:
             return ""
+        if not self._has_stops:
+            return text
         text_so_far = self._held + text
         node = self._node
         for index in range(len(self._held), len(text_so_far)):

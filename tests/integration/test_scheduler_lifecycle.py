@@ -184,6 +184,16 @@ async def test_the_socket_is_private_and_not_stolen() -> None:
         )
 
 
+async def test_a_socket_that_a_dead_process_left_is_replaced() -> None:
+    with socket_folder() as folder:
+        path = folder / "s.sock"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        assert path.exists()
+        async with running(listen=f"unix:{path}") as harness:
+            assert (await harness.stub.GetStats(pb.GetStatsRequest())).executor_connected
+
+
 async def test_a_folder_that_others_can_enter_is_refused() -> None:
     with socket_folder() as folder:
         folder.chmod(0o755)
