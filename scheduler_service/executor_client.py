@@ -163,7 +163,12 @@ class ExecutorClient:
         channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
         try:
             return await self._open(channel, resume)
-        except (grpc.aio.AioRpcError, SessionLostError, SessionRefusedError) as error:
+        except (
+            grpc.aio.AioRpcError,
+            SessionLostError,
+            SessionRefusedError,
+            wire.WireError,
+        ) as error:
             await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             raise ExecutorUnavailableError(
@@ -195,7 +200,7 @@ class ExecutorClient:
                 raise SessionLostError("[session] the executor restarted while it was described")
         except BaseException as error:
             await session.close()
-            if isinstance(error, TimeoutError | wire.WireError):
+            if isinstance(error, TimeoutError):
                 raise SessionLostError(f"[session] no session started: {error}") from error
             raise
         return session

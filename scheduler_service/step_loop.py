@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_service import logs
 from scheduler_service.core import (
     CoreError,
     Limits,
@@ -53,7 +52,6 @@ from scheduler_service.wire import executor as wire
 
 Clock = Callable[[], float]
 
-_LOG = logs.get_logger(__name__)
 # A deadline that is this near has passed: the two processes' clocks and timers are not one.
 _DEADLINE_SLACK_SECONDS = 0.02
 

@@ -28,8 +28,6 @@ class SampledStep:
     rows: dict[RequestId, SampledRow]
     # 16 bytes for each request that asked for digests.
     digests: dict[RequestId, bytes]
-    # Rows that had to be fetched in full.
-    num_full_rows: int
 
 
 class StepSampler:
@@ -92,7 +90,7 @@ class StepSampler:
             for (index, request_id, position), logits in zip(undecided, full, strict=True):
                 token_id = choose_from_full_row(position.params, logits, questions[index].quantile)
                 rows[request_id] = SampledRow(token_id=token_id)
-        return SampledStep(rows, digests, len(undecided))
+        return SampledStep(rows, digests)
 
 
 def _wanted(batch: TokenRowBatch) -> list[tuple[TokenRow, WantedPosition]]:

@@ -311,7 +311,7 @@ def read_logits(
 def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
     """Return the capabilities, or None while the executor is not ready.
 
-    Raises WireError when it is ready and has no model for users.
+    Raises WireError when it is ready and has no model for users, or a bound below 1.
     """
     if not reply.ready:
         return None
@@ -320,6 +320,13 @@ def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
     )
     if target is None:
         raise WireError("[capabilities] a ready executor must have a target model, got none")
+    for message, names in (
+        (reply, ("max_num_seqs", "max_num_batched_tokens", "max_top_k")),
+        (target, ("vocab_size", "context_length", "block_size", "num_blocks")),
+    ):
+        for name in names:
+            if getattr(message, name) < 1:
+                raise WireError(f"[capabilities] {name} must be at least 1, got 0")
     build = reply.build
     return Capabilities(
         executor_epoch=reply.executor_epoch,

@@ -205,7 +205,14 @@ def test_capabilities() -> None:
     reply.models.add(model_id="draft", role=capabilities_pb2.MODEL_ROLE_DRAFT)
     with pytest.raises(wire.WireError, match="must have a target model"):
         wire.read_capabilities(reply)
-    reply.models.add(model_id="big", role=capabilities_pb2.MODEL_ROLE_TARGET, vocab_size=V)
+    model = reply.models.add(
+        model_id="big", role=capabilities_pb2.MODEL_ROLE_TARGET, vocab_size=V, context_length=1,
+        block_size=1,
+    )  # fmt: skip
+    reply.max_num_seqs = reply.max_num_batched_tokens = reply.max_top_k = 1
+    with pytest.raises(wire.WireError, match="num_blocks must be at least 1, got 0"):
+        wire.read_capabilities(reply)
+    model.num_blocks = 1
     capabilities = wire.read_capabilities(reply)
     assert capabilities is not None
     assert (capabilities.model.model_id, capabilities.model.vocab_size) == ("big", V)

@@ -112,14 +112,14 @@ async def test_a_slow_reader_holds_nobody_up_and_gets_everything() -> None:
 
 
 async def test_coalescing_merges_all_but_the_first_token() -> None:
-    async with running(FakeExecutor(step_seconds=0.001)) as harness:
+    async with running(FakeExecutor(step_seconds=0.004)) as harness:
         stopping = sampling_pb2.StoppingParams(max_tokens=60, ignore_eos=True)
         fields: dict[str, Any] = {"token_ids": pb.TokenIds(ids=[9]), "stopping": stopping}
         plain = await harness.complete(**fields)
         merged = await harness.complete(coalesce_ms=50, **fields)
         assert merged.token_ids == plain.token_ids
         assert merged.text == plain.text
-        assert merged.num_deltas < 20 < plain.num_deltas
+        assert 2 * merged.num_deltas < plain.num_deltas
         call = harness.generate(coalesce_ms=50, **fields)
         events = aiter(call)
         await anext(events)

@@ -188,6 +188,19 @@ async def test_the_scheduler_serves_before_the_executor_exists() -> None:
             await _stream(harness, 10)
 
 
+async def test_an_executor_that_breaks_the_contract_is_tried_again_for_ever() -> None:
+    executor = FakeExecutor(num_blocks=0)
+    async with (
+        running(start_executor=False, fake=executor) as harness,
+        executor.serving(harness.executor_address),
+    ):
+        await asyncio.sleep(0.2)
+        await harness.wait_serving(False)
+        executor.num_blocks = 64
+        await harness.wait_serving()
+        await _stream(harness, 10)
+
+
 async def test_a_refusal_for_want_of_blocks_preempts_and_goes_on() -> None:
     """The executor has fewer blocks than it says."""
     executor = FakeExecutor(num_blocks=40, block_size=4)

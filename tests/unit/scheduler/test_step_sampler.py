@@ -75,7 +75,6 @@ async def test_undecided_rows_are_fetched_together_and_decide_as_full_rows() -> 
     questions = sampler.questions(BATCH, ())
     step = await sampler.sample(BATCH, questions, _answer(sampler), fetch)
     assert fetched == [[2]]
-    assert step.num_full_rows == 1
     for index, (name, params) in enumerate([("a", GREEDY), ("b", FREE), ("c", WIDE)]):
         expected = choose_from_full_row(params, LOGITS[index], questions[index].quantile)
         assert step.rows[RequestId(name)].token_id == expected
