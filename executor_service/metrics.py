@@ -23,7 +23,14 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from executor_service.engine.step_request import Outcome, RowOutcome
 
@@ -62,6 +69,8 @@ class Metrics:
     """All metrics in one registry of their own."""
 
     def __init__(self, capabilities: Capabilities, kv_pool_bytes: int) -> None:
+        # A line of creation time beside each counter would double the page.
+        disable_created_metrics()
         registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         model, build = capabilities.model, capabilities.build

@@ -63,13 +63,13 @@ class Fields:
         """Tell whether a key is there and not null."""
         return self._values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer."""
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """Return an integer of at least `minimum`."""
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise self.fail(key, "must be a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
+            raise self.fail(key, f"must be an integer of at least {minimum}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -48,7 +48,7 @@ def _windows(fields: Fields, num_layers: int) -> tuple[int, ...]:
     if not fields.flag("use_sliding_window", False) or not fields.has("sliding_window"):
         return (0,) * num_layers
     window = fields.integer("sliding_window")
-    full = fields.integer("max_window_layers", 28)
+    full = fields.integer("max_window_layers", 28, minimum=0)
     return tuple(window if layer >= full else 0 for layer in range(num_layers))
 
 

@@ -1,0 +1,36 @@
+"""How many blocks the cache gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor_service.errors import ConfigError
+from executor_service.kv_cache.sizing import block_bytes, num_blocks
+from isobatch_kernels.program import Dimensions
+
+# 30 layers, 3 key/value heads of 64: 368,640 bytes for 16 positions.
+DIMENSIONS = Dimensions(576, 30, 9, 3, 64, 49152, 8192, 0.125)
+GIB = 2**30
+
+
+def test_a_block_holds_keys_and_values_of_all_layers() -> None:
+    assert block_bytes(DIMENSIONS, 16) == 30 * 2 * 3 * 64 * 16 * 2 == 368640
+
+
+def test_the_default_holds_64_conversations_of_1024_tokens() -> None:
+    assert num_blocks(DIMENSIONS, 16, 0, 64 * GIB) * 16 == 64 * 1024
+
+
+def test_the_default_takes_at_most_a_quarter_of_the_machine() -> None:
+    count = num_blocks(DIMENSIONS, 16, 0, 4 * GIB)
+    assert count * 368640 <= GIB < (count + 1) * 368640
+
+
+def test_a_given_memory_is_used_as_it_is() -> None:
+    assert num_blocks(DIMENSIONS, 16, 1, 4 * GIB) == 2
+    assert num_blocks(DIMENSIONS, 16, 8192, 4 * GIB) == 8192 * 2**20 // 368640
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_memory_mb must hold a block of 1 MiB, got 0"):
+        num_blocks(DIMENSIONS, 16, 0, 2**20)
