@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Array = npt.NDArray[Any]
-_QuantizedArrays = tuple[npt.NDArray[np.uint32], _Array, _Array | None]
+_QuantizedArrays = tuple[_Array, _Array, _Array | None]
 
 def unit_available(unit: str) -> bool: ...
 def usable_cpus() -> int: ...
@@ -65,7 +65,7 @@ class LinearLayer:
     @staticmethod
     def quantized(
         unit: str,
-        packed: npt.NDArray[np.uint32],
+        packed: _Array,
         scales: _Array,
         biases: _Array | None,
         bits: int,

@@ -25,8 +25,8 @@ from isobatch_kernels.program import (
     Op,
     PagedAttention,
     Program,
-    QuantizedWeight,
     Quantize,
+    QuantizedWeight,
     RopeWriteKV,
     RowStatistics,
     Weight,
@@ -70,9 +70,7 @@ class CpuBackend:
         if rope.frequency_factors is not None:
             factors = np.asarray(rope.frequency_factors, dtype=np.float32)
         table = np.empty(dims.context_length * rope.rotary_dim, dtype=np.float32)
-        _cpu.reference.rope_table(
-            table, rope.rotary_dim, rope.base, factors, rope.position_scale
-        )
+        _cpu.reference.rope_table(table, rope.rotary_dim, rope.base, factors, rope.position_scale)
         self._rope_digest = hashlib.sha256(table.tobytes()).hexdigest()[:8]
         self._engine: _cpu.Engine | None = _cpu.Engine(
             table,
@@ -222,14 +220,12 @@ class _Builder:
         self._engine = engine
         self._program = program
         self._buffers: dict[str, tuple[int, Buffer]] = {}
-        # Weights by the identity of their arrays and their sub-block: a tied embedding is repacked once.
+        # By the weights' identity and sub-block: a tied embedding is repacked once.
         self._packed: dict[tuple[object, ...], int] = {}
 
     def build(self) -> None:
         for buffer in self._program.buffers:
-            index = self._engine.add_buffer(
-                buffer.width, buffer.activation_block, buffer.half_sums
-            )
+            index = self._engine.add_buffer(buffer.width, buffer.activation_block, buffer.half_sums)
             self._buffers[buffer.name] = (index, buffer)
         # Linear layers first decide how shared weights are cut.
         linears = {
@@ -293,10 +289,7 @@ class _Builder:
     def _linear_weights(self, op: Linear) -> list[int]:
         """Repacks a layer's weights; neighbours of one format become one matrix."""
         block = self._buffers[op.x][1].activation_block if op.x in self._buffers else 0
-        return [
-            self._pack(tuple(group), block)
-            for _, group in groupby(op.weights, key=_format)
-        ]
+        return [self._pack(tuple(group), block) for _, group in groupby(op.weights, key=_format)]
 
     def _embedding(self, weight: Weight) -> int:
         for block in (32, 64, 0):

@@ -20,8 +20,8 @@ from isobatch_kernels.program import (
     Op,
     PagedAttention,
     Program,
-    QuantizedWeight,
     Quantize,
+    QuantizedWeight,
     RopeSpec,
     RopeWriteKV,
     RowStatistics,
@@ -61,7 +61,7 @@ def random_weight(
 
 
 def random_rows(rng: np.random.Generator, rows: int, width: int) -> Float32:
-    """Activations with outliers, blocks near every floor, subnormals, and rows that are not finite."""
+    """Activations with outliers, blocks near the floors, subnormals, and one row not finite."""
     x = rng.standard_normal((rows, width)).astype(np.float32)
     x[rng.random(x.shape) < 0.01] *= 3000
     factors = np.array([1, 1, 1, 0, 2.0**-40, 2.0**-39, 1e-40, 2.0**90], dtype=np.float32)
@@ -93,9 +93,7 @@ def first_difference(unit: str) -> str | None:
     return None if _programs_agree(rng, unit) else "a whole program"
 
 
-def _layers_agree(
-    rng: np.random.Generator, unit: str, weight: QuantizedWeight, block: int
-) -> bool:
+def _layers_agree(rng: np.random.Generator, unit: str, weight: QuantizedWeight, block: int) -> bool:
     layers = [
         _cpu.LinearLayer.quantized(
             name, weight.packed, weight.scales, weight.biases, weight.bits, weight.group_size, block

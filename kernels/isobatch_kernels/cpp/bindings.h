@@ -23,6 +23,7 @@ using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu
 // Borrows a matrix in MLX's packed layout; scales and biases are float16 or float32.
 inline QuantizedSource quantized_source(const In<uint32_t, 2>& packed, const AnyMatrix& scales,
                                         const std::optional<AnyMatrix>& biases, int bits, int group) {
+  check_format(bits, group);
   const bool half = scales.itemsize() == 2;
   QuantizedSource s{(int)packed.shape(0), (int)(packed.shape(1) * 32 / bits), bits, group, packed.data(), half, scales.data(), nullptr};
   const auto fits = [&](const AnyMatrix& m) {

@@ -197,7 +197,7 @@ void Engine::prepare_step(const StepArrays& step) {
   }
   max_chunks_ = last_position / kAttentionChunk + 1;
   const int items = step.tokens * config_.num_kv_heads, group = config_.num_heads / config_.num_kv_heads;
-  by_chunks_ = unit_.rows->attention_chunk && max_chunks_ > 1 && items < 4 * pool_.size();
+  by_chunks_ = pool_.size() > 1 && unit_.rows->attention_chunk && max_chunks_ > 1 && items < 4 * pool_.size();
   if (by_chunks_) {
     partials_.ensure((size_t)items * max_chunks_ * group * attention_partial_floats(config_.head_dim) * sizeof(float));
     present_.resize((size_t)items * max_chunks_);

@@ -115,9 +115,8 @@ bool all_biases_zero(const std::vector<QuantizedSource>& sources) {
 void check_sources(const std::vector<QuantizedSource>& sources, int b) {
   require(!sources.empty(), "at least one matrix is needed, got none");
   const QuantizedSource& first = sources[0];
-  require(first.bits >= 2 && first.bits <= 8, "bits must be 2 to 8, got " + std::to_string(first.bits));
   const int g = first.group;
-  require(g == 16 || g == 32 || g == 64 || g == 128, "group size must be 16, 32, 64 or 128, got " + std::to_string(g));
+  check_format(first.bits, g);
   require(b == 16 || b == 32 || b == 64, "sub-block must be 16, 32 or 64, got " + std::to_string(b));
   require(g % b == 0, "group size must be a multiple of the sub-block");
   require(first.K > 0 && first.K % g == 0, "inputs must be a positive multiple of the group size, got " + std::to_string(first.K));
@@ -155,6 +154,12 @@ void make_plain(const std::vector<QuantizedSource>& sources, QuantizedWeight& w)
 }
 
 }  // namespace
+
+void check_format(int bits, int group) {
+  require(bits >= 2 && bits <= 8, "bits must be 2 to 8, got " + std::to_string(bits));
+  require(group == 16 || group == 32 || group == 64 || group == 128,
+          "group size must be 16, 32, 64 or 128, got " + std::to_string(group));
+}
 
 std::unique_ptr<QuantizedWeight> pack_quantized(const std::vector<QuantizedSource>& sources, int b, bool keep_plain,
                                                 ThreadPool& pool) {

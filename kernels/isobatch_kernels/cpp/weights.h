@@ -18,6 +18,9 @@ struct QuantizedSource {
   const void* biases;      // the same, or null for +0
 };
 
+// Throws std::invalid_argument where bits or group size are none of the contract's.
+void check_format(int bits, int group);
+
 struct DenseSource {
   int N, K;
   bool bfloat;
