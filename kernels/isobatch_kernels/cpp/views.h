@@ -12,8 +12,8 @@ enum class ActFormat : int32_t {
   kHalves = 2,         // A int8 `hi` = floor(q/16), then A int8 `lo` = q - 16*hi in 0..15 (VNNI, AMX)
 };
 
-// Quantised activations of M rows. Rows are grouped in panels of P rows (P = 1, 2, 4, 8 or 16, the same for the whole
-// step), so that the rows of a panel lie a constant 2*A bytes apart inside a block:
+// Quantised activations of M rows. Rows are grouped in panels of P rows (1 to 16, the same for the whole step),
+// so that the rows of a panel lie a constant 2*A bytes apart inside a block:
 //   block (p, g, r) of row m = p*P + r is at q + ((p*NB + g)*P + r) * 2*A
 //   d, s, and half sums of it are at index (p*NB + g)*P + r
 // NB = ceil(K / A); elements past K are zero. Buffers are sized for whole panels; rows past M hold garbage.
