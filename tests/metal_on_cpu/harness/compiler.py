@@ -141,8 +141,8 @@ def runtime() -> ctypes.CDLL:
     return library
 
 
-def compile_kernel(text: str, signature: Signature, options: CompileOptions) -> Any:
-    """Entry point of the kernel in `text`, ready for the launcher."""
+def build_kernel(text: str, signature: Signature, options: CompileOptions) -> Path:
+    """Shared object of the kernel in `text`, from the cache or built."""
     table = ", ".join(f"{{{str(p.is_buffer).lower()}, {p.index}}}" for p in signature.parameters)
     unit = (
         f"{rewrite(text)}\nstatic constexpr emu_parameter emu_parameters[] = {{{table}}};\n"
@@ -169,6 +169,11 @@ def compile_kernel(text: str, signature: Signature, options: CompileOptions) -> 
             source.unlink(missing_ok=True)
             program.unlink(missing_ok=True)
 
+    return _publish(build, target)
+
+
+def load_kernel(program: Path) -> Any:
+    """Entry point of a built kernel, for the launcher."""
     runtime()
-    return ctypes.CDLL(str(_publish(build, target))).emu_entry
+    return ctypes.CDLL(str(program)).emu_entry
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from tests.metal_on_cpu.harness.compiler import CompileOptions, compile_kernel
+from tests.metal_on_cpu.harness.compiler import CompileOptions, build_kernel, load_kernel
 from tests.metal_on_cpu.harness.errors import MetalError
 from tests.metal_on_cpu.harness.launcher import Binding, LaunchOptions, LaunchStats, launch
 from tests.metal_on_cpu.harness.mlx_text import generated_text
@@ -89,7 +90,10 @@ class EmulatedKernel:
         text, signature = self.text(arrays, template, output_dtypes)
         options = self._factory.compile_options
         if (text, options) not in self._entries:
-            self._entries[text, options] = compile_kernel(text, signature, options)
+            program = build_kernel(text, signature, options)
+            self._factory.programs.append(program)
+            self._factory.texts[text] = signature
+            self._entries[text, options] = load_kernel(program)
         outputs = {}
         for name, shape, dtype in zip(self._outputs, output_shapes, output_dtypes, strict=True):
             outputs[name] = np.empty(shape, np.dtype(dtype))
@@ -135,7 +139,9 @@ class EmulatedKernelFactory:
         self.compile_options = compile_options or CompileOptions()
         self.launch_options = launch_options or LaunchOptions()
         self.launches: dict[str, int] = {}
-        self.largest: dict[str, LaunchStats] = {}  # by kernel: the most threadgroup memory and threads
+        self.largest: dict[str, LaunchStats] = {}  # by kernel: most threadgroup memory, threads
+        self.programs: list[Path] = []  # what was loaded
+        self.texts: dict[str, Signature] = {}  # what it was built from
 
     def __call__(
         self,
