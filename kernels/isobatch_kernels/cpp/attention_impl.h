@@ -89,12 +89,12 @@ inline void chunk_weights(const ChunkRange& range, float* scores, float& m, floa
   Vf top = load(scores + begin);
   for (int j = begin + W; j < end; j += W) top = max(top, load(scores + j));
   m = max_lanes(top);
+  const Vf shift = set(m);
+  for (int j = 0; j < begin; j += W) store(scores + j, zero());
+  for (int j = begin; j < end; j += W) store(scores + j, vector_exp(sub(load(scores + j), shift)));
+  for (int j = end; j < kAttentionChunk; j += W) store(scores + j, zero());
   Vf chains[256 / W];
-  for (int i = 0; i < 256 / W; i++) {
-    const int j = i * W;
-    chains[i] = j >= begin && j < end ? vector_exp(sub(load(scores + j), set(m))) : zero();
-    store(scores + j, chains[i]);
-  }
+  for (int i = 0; i < 256 / W; i++) chains[i] = load(scores + i * W);
   l = sum_chains(chains);
 }
 

@@ -39,7 +39,8 @@ struct RowOps {
   bool (*attention_chunk)(const AttentionArgs& args, const KvView& kv, int chunk, float* partials, float* scratch);
   // Merges the partials of one query head in ascending chunk order (entries with present[i] == 0 are skipped), writes head_dim floats.
   void (*attention_merge)(const float* const* partials, const uint8_t* present, int num_chunks, int head_dim, float* out);
-  // Row statistics; applies edits in place to logits (V floats). scratch: V floats (weights).
+  // Row statistics; applies edits in place to logits (V floats). Top entries past V get id -1, logit -infinity, weight +0.
+  // scratch: V floats.
   void (*statistics)(float* logits, int V, const StatisticsArgs& args, StatisticsResult& result, float* scratch);
 };
 

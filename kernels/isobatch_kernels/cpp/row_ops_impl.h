@@ -75,15 +75,14 @@ void quantize_blocks(const Source& source, const ActView& out, int m) {
   bool finite = true;
   for (int first = 0; first < out.NB; first += kBatch) {
     const int count = out.NB - first < kBatch ? out.NB - first : kBatch;
+    const int start = first * A, left = K - start, size = count * A;
+    const int whole = left < size ? left / W * W : size;  // elements in vectors that K does not cut
+    for (int k = 0; k < whole; k += W) store(values + k, source.load(start + k, W));
+    for (int k = whole; k < size; k += W) store(values + k, source.load(start + k, lanes_left(left - k)));
     for (int b = 0; b < kBatch; b++) largest[b] = 0.0f;
     for (int b = 0; b < count; b++) {
-      const int start = (first + b) * A;
       Vi top = zero_i();
-      for (int k = 0; k < A; k += W) {
-        Vf v = source.load(start + k, lanes_left(K - start - k));
-        store(values + b * A + k, v);
-        top = max(top, magnitude(v));
-      }
+      for (int k = 0; k < A; k += W) top = max(top, magnitude(load(values + b * A + k)));
       int32_t bits = max_lanes(top);
       std::memcpy(largest + b, &bits, 4);
     }
