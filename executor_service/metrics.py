@@ -70,7 +70,7 @@ class Metrics:
 
     def __init__(self, capabilities: Capabilities, kv_pool_bytes: int) -> None:
         # A line of creation time beside each counter would double the page.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         model, build = capabilities.model, capabilities.build

@@ -203,7 +203,8 @@ def _check_wanted(request: StepRequest, limits: Limits) -> None:
     if len(wanted) and (wanted[0] < 0 or wanted[-1] >= len(request.token_ids)):
         rule = f"must be indexes into {len(request.token_ids)} tokens"
         raise InvalidStepError("wanted_token_indexes", rule, f"{wanted[0]}..{wanted[-1]}")
-    if (np.diff(wanted) <= 0).any():
+    # Compared, not subtracted: differences of int32 wrap.
+    if (wanted[1:] <= wanted[:-1]).any():
         raise InvalidStepError("wanted_token_indexes", "must ascend", wanted[:8].tolist())
     unknown = statistics & ~np.uint32(ALL_STATISTICS)
     if unknown.any():
@@ -225,7 +226,7 @@ def _check_wanted(request: StepRequest, limits: Limits) -> None:
 
 
 def _check_ids(name: str, starts: Int32, ids: Int32, limits: Limits) -> None:
-    if starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
+    if starts[0] != 0 or starts[-1] != len(ids) or (starts[1:] < starts[:-1]).any():
         rule = f"must ascend from 0 to {len(ids)}"
         raise InvalidStepError(f"{name}_starts", rule, starts[:8].tolist())
     _check_range(f"{name}_ids", ids, limits.vocab_size)
