@@ -52,7 +52,9 @@ class AttentionShape:
 def attention_shape(dimensions: Dimensions, longest_row: int) -> AttentionShape:
     """Shape for a step whose longest token row has that many tokens."""
     if dimensions.head_dim > LARGEST_HEAD:
-        raise ValueError(f"[metal] head_dim must be at most {LARGEST_HEAD}, got {dimensions.head_dim}")
+        raise ValueError(
+            f"[metal] head_dim must be at most {LARGEST_HEAD}, got {dimensions.head_dim}"
+        )
     # Queries, weights and the rest of a threadgroup stay under 16 KiB.
     most = 8 if dimensions.head_dim <= 192 else 4
     group = dimensions.num_heads // dimensions.num_kv_heads

@@ -49,7 +49,11 @@ class DeviceWeight:
 
     def format(self) -> list[tuple[str, Any]]:
         """Template arguments of weights.metal."""
-        return [("BITS", self.host.bits), ("CENTRED", self.host.centred), ("G", self.host.group_size)]
+        return [
+            ("BITS", self.host.bits),
+            ("CENTRED", self.host.centred),
+            ("G", self.host.group_size),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,10 @@ def dense_linear(
     scaled, powers = launcher.run(
         "dense_prepare",
         [x, launcher.numbers(weight.num_inputs)],
-        [((rows, weight.num_inputs), "float32"), ((max(MINIMUM, rows),), "float32")],
+        [
+            ((max(MINIMUM, rows * weight.num_inputs),), "float32"),
+            ((max(MINIMUM, rows),), "float32"),
+        ],
         (1, rows, 1),
         template=[("BFLOAT", weight.bfloat)],
     )
@@ -144,9 +151,7 @@ def dense_linear(
     )[0]
 
 
-def embed(
-    launcher: Launcher, weight: DeviceWeight, ids: LibraryArray, tokens: int
-) -> LibraryArray:
+def embed(launcher: Launcher, weight: DeviceWeight, ids: LibraryArray, tokens: int) -> LibraryArray:
     """Embedding rows of token ids, (T, K) float32."""
     width = weight.host.num_inputs
     return launcher.run(

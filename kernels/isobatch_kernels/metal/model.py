@@ -105,7 +105,9 @@ class DeviceModel:
         if op.policy != "exact":
             raise ValueError(f"[metal] policy must be exact, got {op.policy!r}")
         parts = self._parts(op.weights)
-        widths = tuple(p.host.num_outputs if isinstance(p, DeviceWeight) else p.num_outputs for p in parts)
+        widths = tuple(
+            p.host.num_outputs if isinstance(p, DeviceWeight) else p.num_outputs for p in parts
+        )
         biases: list[LibraryArray | None] = [None] * len(parts)
         if op.bias is not None:
             cuts = np.cumsum(widths)[:-1]
@@ -133,7 +135,11 @@ def _source(weight: Weight) -> Any:
 
 
 def _padded(values: Any) -> Any:
-    return values if len(values) >= 8 else np.concatenate([values, np.zeros(8 - len(values), np.float32)])
+    return (
+        values
+        if len(values) >= 8
+        else np.concatenate([values, np.zeros(8 - len(values), np.float32)])
+    )
 
 
 def _layout(buffer: Buffer) -> ActivationLayout:

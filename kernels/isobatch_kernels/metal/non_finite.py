@@ -74,7 +74,9 @@ def _too_large(values: Float32) -> Flags:
     return flags
 
 
-def _flags_of(op: Op, model: DeviceModel, arrays: ArrayLibrary, buffers: dict[str, Any]) -> Flags | None:
+def _flags_of(
+    op: Op, model: DeviceModel, arrays: ArrayLibrary, buffers: dict[str, Any]
+) -> Flags | None:
     """Rows in which this op, just run, met such a value; None for ops that do not look."""
     match op:
         case NormQuantize() | Quantize() | GateQuantize():
@@ -121,7 +123,10 @@ def find_first_ops(
             continue
         at = (step.wanted if _is_wanted(op) else np.arange(len(first)))[flags]
         first[at] = np.minimum(first[at], index)
-    rows = [first[a:b].min() for a, b in zip(step.query_start_loc[:-1], step.query_start_loc[1:], strict=True)]
+    rows = [
+        first[a:b].min()
+        for a, b in zip(step.query_start_loc[:-1], step.query_start_loc[1:], strict=True)
+    ]
     return np.array([-1 if r == none else r for r in rows], np.int32)
 
 

@@ -44,7 +44,9 @@ def _helpers(family: str, done: list[str]) -> str:
     done.append(family)
     text = family_text(family)
     own = re.split(r"^// @kernel ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    uses = [name for kind, names in _DIRECTIVE.findall(own) if kind == "use" for name in names.split()]
+    uses = [
+        name for kind, names in _DIRECTIVE.findall(own) if kind == "use" for name in names.split()
+    ]
     return "".join(_helpers(used, done) for used in uses) + own
 
 

@@ -70,7 +70,9 @@ def _check_positions(step: StepInput, limits: StepLimits) -> None:
         )
         blocks = int(positions[-1]) // limits.block_size + 1
         table = step.block_tables[row, :blocks]
-        _require(len(table) == blocks, "block_tables must hold the blocks of every position", len(table))
+        _require(
+            len(table) == blocks, "block_tables must hold the blocks of every position", len(table)
+        )
         inside = (table >= 0) & (table < limits.num_blocks)
         _require(bool(inside.all()), "block ids must lie in the pool", table.tolist())
 
@@ -99,7 +101,11 @@ def _check_wanted(step: StepInput, limits: StepLimits) -> None:
     for name in ("statistics", "top_k", "inverse_temperatures", "quantiles"):
         size = len(getattr(step, name))
         _require(size == count, f"{name} must have {count} entries", size)
-    _require(len(step.edit_starts) == count + 1, "edit_starts must have one entry more", len(step.edit_starts))
+    _require(
+        len(step.edit_starts) == count + 1,
+        "edit_starts must have one entry more",
+        len(step.edit_starts),
+    )
     inside = (wanted >= 0) & (wanted < len(step.token_ids))
     _require(bool(inside.all()), "wanted positions must be indexes of tokens", wanted.tolist())
     _require(bool((np.diff(wanted) > 0).all()), "wanted positions must ascend", wanted.tolist())
@@ -112,7 +118,9 @@ def _check_wanted(step: StepInput, limits: StepLimits) -> None:
         "inverse temperatures must be finite and not negative",
         t.tolist(),
     )
-    _require(bool(((u >= 0) & (u < 1)).all()), "quantiles must be at least 0 and below 1", u.tolist())
+    _require(
+        bool(((u >= 0) & (u < 1)).all()), "quantiles must be at least 0 and below 1", u.tolist()
+    )
     starts = step.edit_starts
     ordered = int(starts[0]) == 0 and bool((np.diff(starts) >= 0).all())
     _require(
