@@ -54,6 +54,8 @@ def test_good_steps_pass() -> None:
         ({"wanted": _int32(-1, 3, 4)}, "wanted_token_indexes", r"-1\.\.4"),
         ({"wanted": _int32(2, 2, 4)}, "wanted_token_indexes", r"\[2, 2, 4\]"),
         ({"wanted": _int32(3, 2, 4)}, "wanted_token_indexes", r"\[3, 2, 4\]"),
+        ({"wanted": _int32(0, 2**31 - 1, 4)}, "wanted_token_indexes", r"\[0, 2147483647, 4\]"),
+        ({"edit_starts": _int32(0, 2**31 - 1, -2, 1)}, "edit_starts", r"\[0, 2147483647, -2, 1\]"),
         ({"statistics": np.array([128 | 20, 1, 1], np.uint32)}, "wanted_statistics", "128"),
         ({"top_k": _int32(5, 0, 0)}, "wanted_top_k", r"\[5\]"),
         ({"top_k": _int32(0, 0, 0)}, "wanted_top_k", r"\[0\]"),
