@@ -33,6 +33,8 @@ class SchedulerConfig:
     max_num_waiting: int = 1024
     # Longest time without an executor before live requests are given up (step_loop).
     recovery_deadline_seconds: float = 60.0
+    # Longest wait for an answer of the executor before it counts as lost (executor_client).
+    step_timeout_seconds: float = 60.0
     # Longest time that live requests get to end after SIGTERM (server).
     drain_seconds: float = 20.0
     # Least severe log level (logs).
@@ -57,6 +59,8 @@ class SchedulerConfig:
         for name in ("recovery_deadline_seconds", "drain_seconds"):
             value = getattr(self, name)
             _require(0 <= value < float("inf"), name, "must be a finite number at least 0", value)
+        _require(0 < self.step_timeout_seconds < float("inf"), "step_timeout_seconds",
+                 "must be a finite number above 0", self.step_timeout_seconds)  # fmt: skip
         _require(self.log_level in logs.LEVELS, "log_level",
                  f"must be one of {', '.join(logs.LEVELS)}", self.log_level)  # fmt: skip
         _require(self.log_format in logs.FORMATS, "log_format",
@@ -114,6 +118,7 @@ _HELP: Mapping[str, str] = {
     "max_prefill_chunk": "most tokens of one request's prefill in one step",
     "max_num_waiting": "most waiting requests",
     "recovery_deadline_seconds": "longest time without an executor before requests are given up",
+    "step_timeout_seconds": "longest wait for an answer of the executor before it counts as lost",
     "drain_seconds": "longest time that live requests get to end after SIGTERM",
     "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",
     "log_format": f"format of logs: {', '.join(logs.FORMATS)}",
@@ -121,6 +126,7 @@ _HELP: Mapping[str, str] = {
 }
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "recovery_deadline_seconds": ("--recovery-deadline", "--recovery-deadline-seconds"),
+    "step_timeout_seconds": ("--step-timeout", "--step-timeout-seconds"),
 }
 
 

@@ -26,10 +26,20 @@ from scheduler_service.core import errors as core_errors
 
 DOMAIN = "isobatch"
 RETRY_SECONDS = 0.5
+# A status travels in HTTP/2 trailers, which gRPC bounds to 8 KiB; it holds a message up to three
+# times as details and once percent-encoded, and a message may quote what a client sent.
+MAX_MESSAGE_BYTES = 512
 
 
 class ConfigurationError(Exception):
     """A flag or an environment variable cannot be used; the message says why."""
+
+
+def _shortened(text: str) -> str:
+    data = text.encode()
+    if len(data) <= MAX_MESSAGE_BYTES:
+        return text
+    return data[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
 
 
 class ServiceError(Exception):
@@ -54,11 +64,11 @@ class ServiceError(Exception):
         `retry_seconds` says when another attempt may succeed.
         """
         super().__init__(message)
-        self.message = message
+        self.message = _shortened(message)
         self.reason = reason
         self.metadata = dict(metadata or {})
         self.field = field
-        self.resource = resource
+        self.resource = resource and (resource[0], _shortened(resource[1]))
         self.retry_seconds = retry_seconds
 
 

@@ -73,10 +73,15 @@ class ExecutorSession:
         description: ExecutorDescription,
         *,
         scheduler_epoch: int,
+        answer_seconds: float,
     ) -> None:
-        """Take over an open channel and call; `close` ends both."""
+        """Take over an open channel and call; `close` ends both.
+
+        An answer that takes longer than `answer_seconds` counts as lost with its session.
+        """
         self.description = description
         self.scheduler_epoch = scheduler_epoch
+        self._answer_seconds = answer_seconds
         self._channel = channel
         self._call = call
         # One read is always under way, so that the end of an idle session is noticed.
@@ -91,7 +96,13 @@ class ExecutorSession:
 
     async def read(self) -> pb.SessionResponse:
         """Return the next answer; raises SessionLostError."""
-        response = await self._next_read
+        try:
+            async with asyncio.timeout(self._answer_seconds):
+                response = await self._next_read
+        except TimeoutError:
+            raise SessionLostError(
+                f"[session] an answer must come within {self._answer_seconds:g} s, got none"
+            ) from None
         self._next_read = asyncio.ensure_future(self._read())
         return response
 
@@ -147,9 +158,13 @@ def _classify(code: grpc.StatusCode, details: str | None) -> SessionLostError | 
 class ExecutorClient:
     """Opens sessions with the executor at one address."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to `address` (`unix:PATH` or `host:port`) when asked to."""
+    def __init__(self, address: str, answer_seconds: float = 60.0) -> None:
+        """Connect to `address` (`unix:PATH` or `host:port`) when asked to.
+
+        Its sessions wait at most `answer_seconds` for an answer.
+        """
         self._address = address
+        self._answer_seconds = answer_seconds
         self._last_epoch = time.time_ns()
         self._known: ExecutorDescription | None = None
 
@@ -190,7 +205,10 @@ class ExecutorClient:
             self._last_epoch += 1
             scheduler_epoch = self._last_epoch
         call = stub.Session(None)
-        session = ExecutorSession(channel, call, description, scheduler_epoch=scheduler_epoch)
+        session = ExecutorSession(
+            channel, call, description,
+            scheduler_epoch=scheduler_epoch, answer_seconds=self._answer_seconds,
+        )  # fmt: skip
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_SECONDS):
                 await session.write(wire.start_session(scheduler_epoch))

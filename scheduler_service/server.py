@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ from scheduler_service.servicer import SchedulerServicer
 _LOG = logs.get_logger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 _SOCKET_UMASK = 0o177
+_PROBE_SECONDS = 1.0
 _OPTIONS = [("grpc.so_reuseport", 0)]
 _TCP_OPTIONS = [
     # Clients send a keepalive every 30 s.
@@ -53,7 +55,10 @@ class SchedulerServer:
         self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         self.engine = Engine(
-            config, ExecutorClient(config.executor), self.metrics, self._show_serving
+            config,
+            ExecutorClient(config.executor, config.step_timeout_seconds),
+            self.metrics,
+            self._show_serving,
         )
         self._options = _OPTIONS + ([] if socket_path(config.listen) else _TCP_OPTIONS)
 
@@ -140,7 +145,9 @@ def _bind(server: grpc.aio.Server, address: str) -> None:
         raise ConfigurationError(str(error)) from error
     # gRPC replaces an existing socket file without a question, even one that is in use.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(os.fspath(path)) == 0:
+        # A process that is stopped or overrun takes no connection (EAGAIN), and must not hold us.
+        probe.settimeout(_PROBE_SECONDS)
+        if probe.connect_ex(os.fspath(path)) in (0, errno.EAGAIN):
             raise ConfigurationError(f"[server] another process serves on {address}")
     former = os.umask(_SOCKET_UMASK)
     try:

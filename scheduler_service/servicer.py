@@ -23,6 +23,8 @@ from scheduler_service.wire import api
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic in the stubs alone
 # Shorter prompts are encoded at once: a thread costs more than they do.
 _THREAD_CHARACTERS = 2000
+# What a turn costs besides its words, in characters.
+_TURN_CHARACTERS = 50
 
 
 class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
@@ -90,7 +92,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         except InvalidParameterError as error:
             raise from_core(error) from error
         prompt = api.read_prompt(request, capabilities.vocab_size)
-        token_ids, _ = await _encode(model.tokenizer, prompt)
+        token_ids, _ = await _encode(model, prompt)
         eos = frozenset[int]() if options.ignore_eos else model.tokenizer.eos_token_ids
         live = Request(
             request_id=RequestId(options.request_id),
@@ -133,7 +135,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         """Encode a prompt as Generate would."""
         model = self._engine.model(request.model)
         prompt = api.read_prompt(request, model.capabilities.model.vocab_size)
-        return api.tokenized(*await _encode(model.tokenizer, prompt))
+        return api.tokenized(*await _encode(model, prompt))
 
     async def GetStats(self, request: pb.GetStatsRequest, context: _Context) -> pb.GetStatsResponse:
         """Return counts of the live state."""
@@ -157,19 +159,33 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         return response
 
 
-async def _encode(tokenizer: Tokenizer, prompt: api.Prompt) -> tuple[list[int], str]:
+async def _encode(model: ServedModel, prompt: api.Prompt) -> tuple[list[int], str]:
     """Return (ids, rendered conversation or empty); raises InvalidRequestError."""
+    field = "text" if isinstance(prompt, str) else "chat"
     try:
-        if isinstance(prompt, str):
-            if len(prompt) < _THREAD_CHARACTERS:
-                return tokenizer.encode_text(prompt), ""
-            return await asyncio.to_thread(tokenizer.encode_text, prompt), ""
-        turns = [each for each in prompt if not isinstance(each, int)]
-        if len(turns) < len(prompt):
-            return [each for each in prompt if isinstance(each, int)], ""
-        if sum(len(turn.content) for turn in turns) < _THREAD_CHARACTERS:
-            return tokenizer.encode_chat(turns)
-        return await asyncio.to_thread(tokenizer.encode_chat, turns)
+        ids, rendered = await _encode_any(model.tokenizer, prompt)
     except PromptError as error:
-        field = "text" if isinstance(prompt, str) else "chat"
         raise InvalidRequestError(str(error), field=field, reason="INVALID_PROMPT") from error
+    # Some tokenizers have tokens that their model has no embedding for.
+    vocab_size = model.capabilities.model.vocab_size
+    largest = max(ids, default=0)
+    if largest >= vocab_size:
+        raise InvalidRequestError(
+            f"[tokenizer] {field} must encode to ids below {vocab_size}, got {largest}",
+            field=field,
+            reason="INVALID_PROMPT",
+        )
+    return ids, rendered
+
+
+async def _encode_any(tokenizer: Tokenizer, prompt: api.Prompt) -> tuple[list[int], str]:
+    if isinstance(prompt, str):
+        if len(prompt) < _THREAD_CHARACTERS:
+            return tokenizer.encode_text(prompt), ""
+        return await asyncio.to_thread(tokenizer.encode_text, prompt), ""
+    turns = [each for each in prompt if not isinstance(each, int)]
+    if len(turns) < len(prompt):
+        return [each for each in prompt if isinstance(each, int)], ""
+    if sum(_TURN_CHARACTERS + len(turn.content) for turn in turns) < _THREAD_CHARACTERS:
+        return tokenizer.encode_chat(turns)
+    return await asyncio.to_thread(tokenizer.encode_chat, turns)

@@ -54,6 +54,8 @@ Clock = Callable[[], float]
 
 # A deadline that is this near has passed: the two processes' clocks and timers are not one.
 _DEADLINE_SLACK_SECONDS = 0.02
+# Most logits of one answer: 32 MiB, half of what a message may have.
+_MAX_FETCHED_LOGITS = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +223,15 @@ class StepLoop:
         answer: wire.StepAnswer,
     ) -> SampledStep:
         async def fetch_rows(indexes: list[int]) -> NDArray[np.float32]:
-            await session.write(wire.fetch_logits(batch.step_id, indexes))
-            return wire.read_logits(
-                await session.read(), batch.step_id, len(indexes), self._model.vocab_size
-            )
+            vocab_size = self._model.vocab_size
+            num_at_once = max(1, _MAX_FETCHED_LOGITS // vocab_size)
+            parts = []
+            for start in range(0, len(indexes), num_at_once):
+                part = indexes[start : start + num_at_once]
+                await session.write(wire.fetch_logits(batch.step_id, part))
+                answer = await session.read()
+                parts.append(wire.read_logits(answer, batch.step_id, len(part), vocab_size))
+            return np.concatenate(parts)
 
         return await self._sampler.sample(batch, questions, answer, fetch_rows)
 

@@ -19,6 +19,9 @@ from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.errors import ChatTemplateError, PromptError, TokenizerError
 from scheduler_service.text.pieces import build_pieces
 
+# Texts from this length on are encoded without holding up other threads.
+_BATCH_CHARACTERS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
@@ -126,7 +129,7 @@ class Tokenizer:
         return ids, "".join(segment.text for segment in segments)
 
     def _encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        ids = self._encode_whole(text)
         if self._control_ids.isdisjoint(ids):
             return ids
         # The vocabulary itself spells a control token. Cutting every spelling after its first
@@ -134,13 +137,18 @@ class Tokenizer:
         cuts = [match.start() + 1 for match in self._lone_control.finditer(text)]
         borders = [0, *cuts, len(text)]
         pieces = (text[a:b] for a, b in itertools.pairwise(borders))
-        ids = [
-            token_id
-            for piece in pieces
-            for token_id in self._encoder.encode(piece, add_special_tokens=False).ids
-        ]
+        ids = [token_id for piece in pieces for token_id in self._encode_whole(piece)]
         if not self._control_ids.isdisjoint(ids):
             raise PromptError("[tokenizer] text must not consist of control tokens")
+        return ids
+
+    def _encode_whole(self, text: str) -> list[int]:
+        if len(text) < _BATCH_CHARACTERS:
+            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        else:
+            # The library lets other threads run only while it encodes a batch: a megabyte takes
+            # it a second, in which no stream would get its tokens.
+            ids = self._encoder.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
     def detokenizer(self, *, include_special_tokens: bool = False) -> Detokenizer:

@@ -18,6 +18,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_COALESCE_MS = 50
 MAX_ID_LENGTH = 128
+# They travel with every step, so their sum over all rows must fit the executor's messages.
+MAX_LOGIT_BIASES = 1024
 # Beyond any context; the core clips it to what the context leaves.
 _UNLIMITED_TOKENS = 2**31 - 1
 
@@ -96,7 +98,8 @@ def read_sampling(sampling: sampling_pb2.SamplingParams) -> SamplingParams:
     An unset field reads as 0, which is the default of all but top_p and seed. A seed that is
     not given is drawn here, from the operating system.
     """
-
+    _check(len(sampling.logit_bias) <= MAX_LOGIT_BIASES, "sampling.logit_bias",
+           f"must have at most {MAX_LOGIT_BIASES} ids", len(sampling.logit_bias))  # fmt: skip
     bias = sorted(sampling.logit_bias.items())
     for token_id, value in bias:
         # abs(NaN) > 100 is false: say it here in words of our own.

@@ -37,7 +37,8 @@ def test_every_field_has_a_flag() -> None:
         "listen": "unix:/a/s.sock", "executor": "127.0.0.1:9", "metrics_port": "0",
         "max_num_seqs": "3", "max_num_batched_tokens": "5", "max_prefill_chunk": "2",
         "max_num_waiting": "4", "recovery_deadline_seconds": "2.0", "drain_seconds": "1.0",
-        "log_level": "error", "log_format": "json", "reflection": "false",
+        "step_timeout_seconds": "3.0", "log_level": "error", "log_format": "json",
+        "reflection": "false",
     }  # fmt: skip
     assert set(values) == {each.name for each in dataclasses.fields(SchedulerConfig)}
     flags = [part for n, v in values.items() for part in (f"--{n.replace('_', '-')}", v)]
@@ -53,6 +54,7 @@ def test_every_field_has_a_flag() -> None:
         (["--metrics-port", "70000"], "metrics_port must be in"),
         (["--metrics-port", "many"], "invalid int value"),
         (["--recovery-deadline", "nan"], "recovery_deadline_seconds must be a finite"),
+        (["--step-timeout", "0"], "step_timeout_seconds must be a finite number above 0"),
         (["--log-level", "loud"], "must be one of debug, info"),
         (["--log-format", "xml"], "must be one of json, console"),
         (["--reflection", "maybe"], "must be true or false"),
