@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from isobatch_kernels.step import Stat
 
 if TYPE_CHECKING:
-    from isobatch_kernels.step import StepInput
+    import numpy.typing as npt
+
+    from isobatch_kernels.step import Int32, StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,56 +32,51 @@ def _require(condition: bool, rule: str, got: object) -> None:
         raise ValueError(f"[step] {rule}, got {got}")
 
 
+def _require_all(holds: npt.NDArray[np.bool_], values: npt.NDArray[Any], rule: str) -> None:
+    """Names the first value that breaks the rule."""
+    if not holds.all():
+        _require(False, rule, values[np.argmin(holds)])
+
+
 def check_step(step: StepInput, limits: StepLimits) -> None:
     """Raises ValueError for the first thing that does not fit."""
     tokens, rows = len(step.token_ids), len(step.query_start_loc) - 1
     _require(1 <= tokens <= limits.max_tokens, "tokens must be 1 to max_num_batched_tokens", tokens)
     _require(1 <= rows <= limits.max_rows, "token rows must be 1 to max_num_seqs", rows)
-    starts = step.query_start_loc
-    _require(int(starts[0]) == 0, "query_start_loc must begin with 0", int(starts[0]))
-    _require(bool((np.diff(starts) > 0).all()), "query_start_loc must ascend", starts.tolist())
-    _require(int(starts[-1]) == tokens, "query_start_loc must end with the tokens", int(starts[-1]))
-    _require(len(step.positions) == tokens, "positions must match tokens", len(step.positions))
-    ids = step.token_ids
-    _require(
-        bool(((ids >= 0) & (ids < limits.vocab_size)).all()),
-        "token ids must lie in the vocabulary",
-        int(ids.max()),
-    )
-    _require(
-        step.block_tables.shape[0] == rows, "block_tables must match rows", step.block_tables.shape
-    )
-    _check_positions(step, limits)
+    starts, ids = step.query_start_loc, step.token_ids
+    _require(starts[0] == 0, "query_start_loc must begin with 0", starts[0])
+    _require_all(np.diff(starts) > 0, starts[1:], "query_start_loc must ascend")
+    rule = "query_start_loc must end with the number of tokens"
+    _require(starts[-1] == tokens, rule, starts[-1])
+    _require(len(step.positions) == tokens, f"positions must have {tokens} entries", len(step.positions))
+    _require(len(step.block_tables) == rows, f"block_tables must have {rows} rows", len(step.block_tables))
+    known = (ids >= 0) & (ids < limits.vocab_size)
+    _require_all(known, ids, "token ids must lie in the vocabulary")
+    for row in range(rows):
+        positions = step.positions[starts[row] : starts[row + 1]]
+        _check_row(positions, step.block_tables[row], limits)
     _check_writes(step, limits)
     _check_wanted(step, limits)
+    _check_edits(step, limits)
 
 
-def _check_positions(step: StepInput, limits: StepLimits) -> None:
-    starts = step.query_start_loc
-    for row in range(len(starts) - 1):
-        positions = step.positions[starts[row] : starts[row + 1]]
-        _require(
-            int(positions[0]) >= 0 and int(positions[-1]) < limits.context_length,
-            "positions must lie in the context",
-            (int(positions[0]), int(positions[-1])),
-        )
-        _require(
-            bool((np.diff(positions) == 1).all()),
-            "positions of a row must be consecutive",
-            positions.tolist(),
-        )
-        blocks = int(positions[-1]) // limits.block_size + 1
-        table = step.block_tables[row, :blocks]
-        _require(
-            len(table) == blocks, "block_tables must hold the blocks of every position", len(table)
-        )
-        inside = (table >= 0) & (table < limits.num_blocks)
-        _require(bool(inside.all()), "block ids must lie in the pool", table.tolist())
+def _check_row(positions: Int32, table: Int32, limits: StepLimits) -> None:
+    _require(positions[0] >= 0, "positions must not be negative", positions[0])
+    inside = positions < limits.context_length
+    _require_all(inside, positions, "positions must lie in the context")
+    rule = "positions of a row must be consecutive"
+    _require_all(np.diff(positions) == 1, positions[1:], rule)
+    blocks = int(positions[-1]) // limits.block_size + 1
+    rule = "block_tables must hold the blocks of every position"
+    _require(len(table) >= blocks, rule, len(table))
+    used = table[:blocks]
+    in_pool = (used >= 0) & (used < limits.num_blocks)
+    _require_all(in_pool, used, "block ids must lie in the pool")
 
 
 def _check_writes(step: StepInput, limits: StepLimits) -> None:
     """A block that is written is seen by nobody else, and once."""
-    starts = step.query_start_loc
+    rule, starts = "a written block must belong to one row alone", step.query_start_loc
     writer: dict[int, tuple[int, int]] = {}
     visible: list[tuple[int, int, int]] = []
     for row in range(len(starts) - 1):
@@ -88,12 +85,10 @@ def _check_writes(step: StepInput, limits: StepLimits) -> None:
         table = step.block_tables[row, : last + 1].tolist()
         visible += [(block, row, place) for place, block in enumerate(table)]
         for place in range(first, last + 1):
-            taken = table[place] in writer
-            _require(not taken, "a written block must belong to one row alone", table[place])
+            _require(table[place] not in writer, rule, table[place])
             writer[table[place]] = (row, place)
     for block, row, place in visible:
-        owner = writer.get(block, (row, place))
-        _require(owner == (row, place), "a written block must belong to one row alone", block)
+        _require(writer.get(block, (row, place)) == (row, place), rule, block)
 
 
 def _check_wanted(step: StepInput, limits: StepLimits) -> None:
@@ -101,34 +96,26 @@ def _check_wanted(step: StepInput, limits: StepLimits) -> None:
     for name in ("statistics", "top_k", "inverse_temperatures", "quantiles"):
         size = len(getattr(step, name))
         _require(size == count, f"{name} must have {count} entries", size)
-    _require(
-        len(step.edit_starts) == count + 1,
-        "edit_starts must have one entry more",
-        len(step.edit_starts),
-    )
     inside = (wanted >= 0) & (wanted < len(step.token_ids))
-    _require(bool(inside.all()), "wanted positions must be indexes of tokens", wanted.tolist())
-    _require(bool((np.diff(wanted) > 0).all()), "wanted positions must ascend", wanted.tolist())
+    _require_all(inside, wanted, "wanted positions must be indexes of tokens")
+    _require_all(np.diff(wanted) > 0, wanted[1:], "wanted positions must ascend")
     asked = step.top_k[(step.statistics & Stat.TOP_K) != 0]
-    fits = bool(((asked >= 1) & (asked <= limits.vocab_size)).all())
-    _require(fits, "top_k must be 1 to the vocabulary size", asked.tolist())
+    fits = (asked >= 1) & (asked <= limits.vocab_size)
+    _require_all(fits, asked, "top_k must be 1 to the vocabulary size")
     t, u = step.inverse_temperatures, step.quantiles
-    _require(
-        bool((np.isfinite(t) & (t >= 0)).all()),
-        "inverse temperatures must be finite and not negative",
-        t.tolist(),
-    )
-    _require(
-        bool(((u >= 0) & (u < 1)).all()), "quantiles must be at least 0 and below 1", u.tolist()
-    )
-    starts = step.edit_starts
-    ordered = int(starts[0]) == 0 and bool((np.diff(starts) >= 0).all())
-    _require(
-        ordered and int(starts[-1]) == len(step.edit_ids) == len(step.edit_values),
-        "edit_starts must be prefix sums over the edits",
-        starts.tolist(),
-    )
-    edited = (step.edit_ids >= 0) & (step.edit_ids < limits.vocab_size)
-    _require(bool(edited.all()), "edited ids must lie in the vocabulary", step.edit_ids.tolist())
-    finite = bool(np.isfinite(step.edit_values).all())
-    _require(finite, "edit values must be finite", step.edit_values.tolist())
+    usable = np.isfinite(t) & (t >= 0)
+    _require_all(usable, t, "inverse temperatures must be finite and not negative")
+    _require_all((u >= 0) & (u < 1), u, "quantiles must be at least 0 and below 1")
+
+
+def _check_edits(step: StepInput, limits: StepLimits) -> None:
+    starts, ids, values = step.edit_starts, step.edit_ids, step.edit_values
+    count = len(step.wanted) + 1
+    _require(len(starts) == count, f"edit_starts must have {count} entries", len(starts))
+    _require(starts[0] == 0, "edit_starts must begin with 0", starts[0])
+    _require_all(np.diff(starts) >= 0, starts[1:], "edit_starts must not descend")
+    _require(starts[-1] == len(ids), "edit_starts must end with the number of edits", starts[-1])
+    _require(len(values) == len(ids), f"edit_values must have {len(ids)} entries", len(values))
+    known = (ids >= 0) & (ids < limits.vocab_size)
+    _require_all(known, ids, "edited ids must lie in the vocabulary")
+    _require_all(np.isfinite(values), values, "edit values must be finite")
