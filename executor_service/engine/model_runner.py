@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 16
 # Statistics whose rows FetchLogits may ask for.
-_KEPT = Stat.FULL_ROW | Stat.TOP_K
+_KEPT = np.uint32(Stat.FULL_ROW | Stat.TOP_K)
+# As numpy scalars: members of an enum cost a microsecond each time they are looked up.
+_ARGMAX, _QUANTILE = np.uint32(Stat.ARGMAX), np.uint32(Stat.QUANTILE)
+_DIGEST = np.uint32(Stat.DIGEST)
+_COMPUTED, _NON_FINITE = np.uint8(RowOutcome.COMPUTED), np.uint8(RowOutcome.NON_FINITE)
 
 
 class ModelRunner:
@@ -47,16 +51,14 @@ class ModelRunner:
         step = build_step_input(request, token_ids, block_tables)
         output = self._backend.run(step)
         self._output, self._request = output, request
-        argmax = _where_asked(request, Stat.ARGMAX, output.argmax_ids)
-        quantile = _where_asked(request, Stat.QUANTILE, output.quantile_ids)
+        argmax = _where_asked(request, _ARGMAX, output.argmax_ids)
+        quantile = _where_asked(request, _QUANTILE, output.quantile_ids)
         # Draws win over the argmax: who asks for both samples and reports.
         self._chosen = np.where(quantile >= 0, quantile, argmax).astype(np.int32)
         finite = output.non_finite_ops < 0
         self._chosen[~_finite_wanted(request, finite)] = -1
         return StepResults(
-            row_outcomes=np.where(finite, RowOutcome.COMPUTED, RowOutcome.NON_FINITE).astype(
-                np.uint8
-            ),
+            row_outcomes=np.where(finite, _COMPUTED, _NON_FINITE),
             non_finite_details=tuple(self._name(int(op)) for op in output.non_finite_ops[~finite]),
             argmax_ids=argmax,
             max_logits=output.max_logits.copy(),
@@ -84,7 +86,7 @@ class ModelRunner:
             return None
         if not 0 <= wanted_index < len(self._chosen):
             return None
-        if not int(request.statistics[wanted_index]) & (Stat.ARGMAX | Stat.QUANTILE):
+        if not int(request.statistics[wanted_index]) & int(_ARGMAX | _QUANTILE):
             return None
         return int(self._chosen[wanted_index])
 
@@ -114,7 +116,7 @@ class ModelRunner:
             raise InvalidRequestError(
                 f"[fetch_logits] rows must have at most {max_bytes} bytes, got {num_bytes}"
             )
-        kept = request.statistics[wanted_indexes] & np.uint32(_KEPT)
+        kept = request.statistics[wanted_indexes] & _KEPT
         if not kept.all():
             raise LogitsNotKeptError(
                 "[fetch_logits] rows must have been asked with STATISTIC_FULL_ROW or "
@@ -126,8 +128,8 @@ class ModelRunner:
         return self._op_names[op] if op < len(self._op_names) else f"op {op}"
 
 
-def _where_asked(request: StepRequest, statistic: Stat, ids: Int32) -> Int32:
-    asked = (request.statistics & np.uint32(statistic)) != 0
+def _where_asked(request: StepRequest, statistic: np.uint32, ids: Int32) -> Int32:
+    asked = (request.statistics & statistic) != 0
     return np.where(asked, ids, -1).astype(np.int32)
 
 
@@ -144,7 +146,7 @@ def _named_logits(request: StepRequest, logits: Float32) -> Float32:
 
 def _digests(request: StepRequest, logits: Float32) -> bytes:
     """Return BLAKE2b of each wanted position's fp32 bytes, 16 bytes; zeros where not asked."""
-    asked = (request.statistics & np.uint32(Stat.DIGEST)) != 0
+    asked = (request.statistics & _DIGEST) != 0
     if not asked.any():
         return b""
     return b"".join(

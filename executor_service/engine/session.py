@@ -275,13 +275,18 @@ class Session:
         self, rows: list[SequenceState], ends: list[int], results: StepResults, poisoned: list[int]
     ) -> StepResults:
         """Move the sequences on; rows on top of non-finite state stay non-finite."""
+        tainted = bool(results.non_finite_details or poisoned)
+        for sequence, end in zip(rows, ends, strict=True):
+            sequence.num_computed_tokens = end
+            tainted = tainted or sequence.non_finite_detail != ""
+        if not tainted:
+            return results
         details = iter(results.non_finite_details)
         found = [
             next(details) if outcome == RowOutcome.NON_FINITE else ""
             for outcome in results.row_outcomes
         ]
-        for row, (sequence, end) in enumerate(zip(rows, ends, strict=True)):
-            sequence.num_computed_tokens = end
+        for row, sequence in enumerate(rows):
             if row in poisoned:
                 found[row] = found[row] or "the step that chose this row's token"
             sequence.non_finite_detail = sequence.non_finite_detail or found[row]

@@ -28,7 +28,7 @@ UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 
-ALL_STATISTICS = int(
+_ALL_STATISTICS = int(
     Stat.ARGMAX | Stat.TOP_K | Stat.NORMALIZER | Stat.QUANTILE | Stat.NAMED | Stat.FULL_ROW
     | Stat.DIGEST
 )  # fmt: skip
@@ -53,6 +53,12 @@ class RowOutcome(enum.IntEnum):
 
     COMPUTED = 1
     NON_FINITE = 2
+
+
+# As numpy scalars: members of an enum cost a microsecond each time they are looked up.
+_UNKNOWN_STATISTICS = ~np.uint32(_ALL_STATISTICS)
+_TOP_K, _NAMED = np.uint32(Stat.TOP_K), np.uint32(Stat.NAMED)
+_LITERAL, _STEP_OUTPUT = np.uint8(Source.LITERAL), np.uint8(Source.STEP_OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ def check_step(request: StepRequest, limits: Limits) -> None:
     _check_ids("edit", request.edit_starts, request.edit_ids, limits)
     if not np.isfinite(request.edit_values).all():
         raise InvalidStepError("edit_values", "must be finite", _first_bad(request.edit_values))
-    asked = (request.statistics & Stat.NAMED) != 0
+    asked = (request.statistics & _NAMED) != 0
     named = np.diff(request.named_starts) > 0
     if bool(np.any(named & ~asked)):
         raise InvalidStepError("named_ids", "need STATISTIC_NAMED", "ids without it")
@@ -159,9 +165,10 @@ def _check_rows(request: StepRequest, limits: Limits) -> None:
     if num_tokens > limits.max_num_batched_tokens:
         rule = f"must be at most {limits.max_num_batched_tokens}"
         raise InvalidStepError("tokens", rule, num_tokens)
-    if len(np.unique(request.sequence_ids)) != num_rows:
+    sequence_ids = set(request.sequence_ids.tolist())
+    if len(sequence_ids) != num_rows:
         raise InvalidStepError("row_sequence_ids", "must name a sequence once", "one twice")
-    if np.intersect1d(request.sequence_ids, request.released).size:
+    if not sequence_ids.isdisjoint(request.released.tolist()):
         raise InvalidStepError("row_sequence_ids", "must not be released", "a released one")
     if num_rows == 0:
         if num_tokens:
@@ -183,13 +190,13 @@ def _check_rows(request: StepRequest, limits: Limits) -> None:
 
 
 def _check_sources(request: StepRequest) -> None:
-    known = (request.sources == Source.LITERAL) | (request.sources == Source.STEP_OUTPUT)
+    if (request.sources == _LITERAL).all():
+        return
+    known = (request.sources == _LITERAL) | (request.sources == _STEP_OUTPUT)
     if not known.all():
         got = request.sources[~known][0]
         raise InvalidStepError("row_token_sources", "must be LITERAL or STEP_OUTPUT", got)
-    outputs = request.sources == Source.STEP_OUTPUT
-    if not outputs.any():
-        return
+    outputs = request.sources == _STEP_OUTPUT
     if (request.num_tokens[outputs] != 1).any():
         rule = "must be 1 for STEP_OUTPUT rows"
         raise InvalidStepError("row_num_tokens", rule, request.num_tokens[outputs].max())
@@ -206,10 +213,10 @@ def _check_wanted(request: StepRequest, limits: Limits) -> None:
     # Compared, not subtracted: differences of int32 wrap.
     if (wanted[1:] <= wanted[:-1]).any():
         raise InvalidStepError("wanted_token_indexes", "must ascend", wanted[:8].tolist())
-    unknown = statistics & ~np.uint32(ALL_STATISTICS)
+    unknown = statistics & _UNKNOWN_STATISTICS
     if unknown.any():
         raise InvalidStepError("wanted_statistics", "must be known bits", int(unknown.max()))
-    asked = (statistics & Stat.TOP_K) != 0
+    asked = (statistics & _TOP_K) != 0
     top_k = request.top_k
     if (top_k[~asked] != 0).any():
         raise InvalidStepError("wanted_top_k", "must be 0 without STATISTIC_TOP_K", top_k.max())

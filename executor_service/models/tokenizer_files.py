@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from tokenizers import Tokenizer
+
 from executor_service.errors import ModelError
 from executor_service.models.checkpoint import TokenizerData
 from executor_service.models.files import read_json
@@ -19,6 +21,7 @@ def tokenizer_from_directory(path: Path) -> TokenizerData:
     """Return the tokenizer; raises ModelError when tokenizer.json is missing or not understood."""
     file = path / "tokenizer.json"
     document = read_json(file)
+    _require_understood(file)
     settings = _optional_json(path / "tokenizer_config.json")
     ids = _token_ids(document, file)
     bos = ids.get(_token_text(settings.get("bos_token")))
@@ -30,6 +33,16 @@ def tokenizer_from_directory(path: Path) -> TokenizerData:
         add_bos_token=bos is not None and _adds_bos(document, settings, bos),
         special_token_ids=tuple(sorted(_added(document, special=True).values())),
     )
+
+
+def _require_understood(file: Path) -> None:
+    """Raise ModelError for a document that the scheduler, far from the file, could not read."""
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(
+            f"[tokenizer] the `tokenizers` library must read the file, got {error}: {file}"
+        ) from error
 
 
 def _optional_json(path: Path) -> Json:

@@ -42,7 +42,16 @@ def test_bos_is_added_when_only_the_document_says_so(tmp_path: Path) -> None:
     assert not tokenizer_from_directory(tmp_path).add_bos_token
     document = json.loads(tokenizer_document())
     special = {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}
-    document["post_processor"] = {"type": "TemplateProcessing", "special_tokens": special}
+    pieces = [
+        {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": pieces,
+        "pair": [*pieces, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": special,
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     assert tokenizer_from_directory(tmp_path).add_bos_token
 
@@ -58,6 +67,6 @@ def test_a_template_may_be_a_list_or_a_file(tmp_path: Path) -> None:
 def test_a_missing_or_foreign_document_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"must be readable.*tokenizer\.json"):
         tokenizer_from_directory(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"model\.vocab must be there.*tokenizer\.json"):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Magic"}}')
+    with pytest.raises(ModelError, match=r"library must read the file, got .*tokenizer\.json"):
         tokenizer_from_directory(tmp_path)
