@@ -127,7 +127,9 @@ class MetalBackend:
         attn.attention_shape(dims, 1)
         table = np.ascontiguousarray(rope_table, np.float32).reshape(-1)
         if table.size != dims.context_length * program.rope.rotary_dim:
-            raise ValueError(f"[metal] the RoPE table must cover the context, got {table.size} values")
+            raise ValueError(
+                f"[metal] the RoPE table must cover the context, got {table.size} values"
+            )
         self._rope_digest = hashlib.sha256(table.tobytes()).hexdigest()[:8]
         self._rope_table = self._launcher.upload(table)
         self._paths = PathCounter(program, self.unit)
@@ -302,9 +304,7 @@ class MetalBackend:
             epilogue = lin.Epilogue(bias, own, op.wanted_only)
             if isinstance(part, lin.DeviceWeight):
                 path, tile = self._profile.linear.choose(x.rows)
-                outputs.append(
-                    lin.quantized_linear(self._launcher, path, tile, x, part, epilogue)
-                )
+                outputs.append(lin.quantized_linear(self._launcher, path, tile, x, part, epilogue))
             else:
                 rows = work.wanted if op.wanted_only else work.tokens
                 outputs.append(lin.dense_linear(self._launcher, x, rows, part, epilogue))

@@ -55,7 +55,9 @@ def metal_backend(
 class Pair:
     """A Metal backend and the CPU reference, run side by side."""
 
-    def __init__(self, program: Program, factory: EmulatedKernelFactory | None = None, **options: Any) -> None:
+    def __init__(
+        self, program: Program, factory: EmulatedKernelFactory | None = None, **options: Any
+    ) -> None:
         limits = {k: v for k, v in options.items() if k.startswith(("num_", "max_"))}
         self.metal = metal_backend(program, factory, **options)
         self.cpu = make_backend(program, "reference", **limits)
@@ -71,4 +73,6 @@ class Pair:
     def assert_same_cache(self) -> None:
         """Every block of every layer."""
         for block in range(self._num_blocks):
-            assert_same_bits(self.metal.read_block(block), self.cpu.read_block(block), f"block {block}")
+            assert_same_bits(
+                self.metal.read_block(block), self.cpu.read_block(block), f"block {block}"
+            )

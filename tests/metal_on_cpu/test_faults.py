@@ -41,7 +41,9 @@ PRODUCT = """
     simdgroup_store(sum[i / 2][i % 2], c + (m0 + sm + i / 2 * 8) * 96 + n0 + sn + i % 2 * 8, 96);
   }
 """
-FIRST = "for (int k0 = 0; k0 < 64; k0 += 16) {\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+FIRST = (
+    "for (int k0 = 0; k0 < 64; k0 += 16) {\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+)
 
 
 @dataclass(frozen=True)

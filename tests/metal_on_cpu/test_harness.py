@@ -153,7 +153,9 @@ def test_threadgroup_atomics() -> None:
       threadgroup_barrier(mem_flags::mem_threadgroup);
       o[l] = atomic_load_explicit(&sum[0], memory_order_relaxed);
     """
-    (got,), _ = run(source, {"a": np.arange(96, dtype=np.uint32)}, {"o": ((96,), np.uint32)}, 96, 96)
+    (got,), _ = run(
+        source, {"a": np.arange(96, dtype=np.uint32)}, {"o": ((96,), np.uint32)}, 96, 96
+    )
     assert (got == 95 * 48).all()
 
 
@@ -177,7 +179,9 @@ def test_subnormals_can_be_flushed() -> None:
     """flush_subnormals touches float and leaves half alone, as measured on Apple's GPUs."""
     a = np.array([1e-40, 1e-38, 1.0, 2e-45] * 8, np.float32)
     h = (np.arange(32) * 6e-8).astype(np.float16)
-    source = "uint i = thread_position_in_grid.x; o[i] = a[i] * a[2]; p[i] = half(float(h[i]) * a[2]);"
+    source = (
+        "uint i = thread_position_in_grid.x; o[i] = a[i] * a[2]; p[i] = half(float(h[i]) * a[2]);"
+    )
     outputs = {"o": ((32,), np.float32), "p": ((32,), np.float16)}
     (kept, _), _ = run(source, {"a": a, "h": h}, outputs)
     factory = EmulatedKernelFactory(launch_options=LaunchOptions(flush_subnormals=True))
@@ -210,7 +214,13 @@ def test_text_is_mlx_own() -> None:
     assert "template <typename T, int N>" in text
     assert "const device float16_t* a [[buffer(0)]]" in text
     assert "const constant float* b [[buffer(2)]]" in text
-    assert [p.name for p in signature.parameters] == ["a", "a_shape", "b", "o", "thread_position_in_grid"]
+    assert [p.name for p in signature.parameters] == [
+        "a",
+        "a_shape",
+        "b",
+        "o",
+        "thread_position_in_grid",
+    ]
 
 
 def test_only_safe_math_is_accepted() -> None:

@@ -21,11 +21,15 @@ CASES: tuple[Case, ...] = (
 RUNS = {
     "plain": EmulatedKernelFactory(),
     "reverse": EmulatedKernelFactory(launch_options=LaunchOptions(order=REVERSE, sum_order=1)),
-    "random": EmulatedKernelFactory(launch_options=LaunchOptions(order=RANDOM, seed=5, sum_order=2)),
+    "random": EmulatedKernelFactory(
+        launch_options=LaunchOptions(order=RANDOM, seed=5, sum_order=2)
+    ),
     "other random": EmulatedKernelFactory(
         launch_options=LaunchOptions(order=RANDOM, seed=11, sum_order=3)
     ),
-    "subnormals flushed": EmulatedKernelFactory(launch_options=LaunchOptions(flush_subnormals=True)),
+    "subnormals flushed": EmulatedKernelFactory(
+        launch_options=LaunchOptions(flush_subnormals=True)
+    ),
     "contraction fast": EmulatedKernelFactory(CompileOptions(contract="fast")),
     "check": EmulatedKernelFactory(CompileOptions(check=True), LaunchOptions(check=True)),
 }

@@ -10,7 +10,14 @@ import pytest
 from isobatch_kernels.metal import linear as lin
 from isobatch_kernels.metal import weights as packing
 from tests.metal_on_cpu.cases.common import launcher_of
-from tests.metal_on_cpu.cases.linear import FORMATS, Format, LinearCase, make_case, make_weight, run_case
+from tests.metal_on_cpu.cases.linear import (
+    FORMATS,
+    Format,
+    LinearCase,
+    make_case,
+    make_weight,
+    run_case,
+)
 from tests.metal_on_cpu.harness.kernel import EmulatedKernelFactory
 
 ROWS = (*range(1, 41), 63, 64, 65, 128)
@@ -67,7 +74,9 @@ def test_profile_covers_every_row_count() -> None:
 def test_merged_weights_are_one_matrix() -> None:
     """Equal formats are merged along N, others stay apart."""
     rng = np.random.default_rng(0)
-    weights = [make_weight(rng, n, 128, f) for n, f in ((33, FORMATS[0]), (7, FORMATS[0]), (5, FORMATS[5]))]
+    weights = [
+        make_weight(rng, n, 128, f) for n, f in ((33, FORMATS[0]), (7, FORMATS[0]), (5, FORMATS[5]))
+    ]
     parts = packing.pack_quantized(weights)
     assert [p.num_outputs for p in parts] == [40, 5]
     assert [p.tiles for p in parts] == [2, 1]

@@ -32,7 +32,9 @@ BLOCKS = tuple(range(5, 40))
 RUNS = {
     "plain": EmulatedKernelFactory(),
     "reverse": EmulatedKernelFactory(launch_options=LaunchOptions(order=REVERSE, sum_order=3)),
-    "random": EmulatedKernelFactory(launch_options=LaunchOptions(order=RANDOM, seed=3, sum_order=1)),
+    "random": EmulatedKernelFactory(
+        launch_options=LaunchOptions(order=RANDOM, seed=3, sum_order=1)
+    ),
     "subnormals flushed": EmulatedKernelFactory(
         launch_options=LaunchOptions(flush_subnormals=True, sum_order=2)
     ),
@@ -51,8 +53,12 @@ def test_prefill_then_mixed_then_decode(run: str) -> None:
     a, b, c = tokens(300, 1), tokens(40, 2), tokens(9, 3)
     first, second, third = tuple(range(20)), tuple(range(20, 26)), tuple(range(30, 34))
     pair.run(make_step([Row(a[:250], 0, first), Row(b[:7], 0, second, (0, 3, 6))]))
-    pair.run(make_step([Row(a[250:258], 250, first, ()), Row(b[7:8], 7, second), Row(c[:4], 0, third)]))
-    got, _ = pair.run(make_step([Row(a[258:259], 258, first), Row(b[8:9], 8, second), Row(c[4:5], 4, third)]))
+    pair.run(
+        make_step([Row(a[250:258], 250, first, ()), Row(b[7:8], 7, second), Row(c[:4], 0, third)])
+    )
+    got, _ = pair.run(
+        make_step([Row(a[258:259], 258, first), Row(b[8:9], 8, second), Row(c[4:5], 4, third)])
+    )
     pair.run(make_step([Row(a[259:260], 259, first)]))
     pair.assert_same_cache()
     paths = {(p.op, p.path) for p in got.paths}
@@ -133,7 +139,9 @@ def with_layers(**changes: Any) -> Program:
 def test_merged_matrices_of_several_formats() -> None:
     """q, k and v of different bits under one bias, and a residual over parts."""
     rng = np.random.default_rng(5)
-    qkv = tuple(random_weight(rng, n, 96, bits, 32, half=True) for n, bits in ((96, 4), (48, 8), (48, 4)))
+    qkv = tuple(
+        random_weight(rng, n, 96, bits, 32, half=True) for n, bits in ((96, 4), (48, 8), (48, 4))
+    )
     down = tuple(random_weight(rng, 48, 160, bits, 32, half=True) for bits in (4, 6))
     bias = rng.standard_normal(192).astype(np.float32)
     ops = [
@@ -187,7 +195,15 @@ def poisoned(out: str, occurrence: int, element: int) -> Program:
 
 @pytest.mark.parametrize(
     ("out", "occurrence", "element"),
-    [("qkv", 0, 5), ("qkv", 1, 100), ("qkv", 1, 190), ("x", 0, 3), ("gate_up", 1, 7), ("x", 3, 0), ("logits", 0, 9)],
+    [
+        ("qkv", 0, 5),
+        ("qkv", 1, 100),
+        ("qkv", 1, 190),
+        ("x", 0, 3),
+        ("gate_up", 1, 7),
+        ("x", 3, 0),
+        ("logits", 0, 9),
+    ],
 )
 def test_the_first_non_finite_op_is_named(out: str, occurrence: int, element: int) -> None:
     """A value too large in queries, keys, values, residuals, gates or logits."""

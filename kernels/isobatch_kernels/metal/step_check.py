@@ -48,8 +48,14 @@ def check_step(step: StepInput, limits: StepLimits) -> None:
     _require_all(np.diff(starts) > 0, starts[1:], "query_start_loc must ascend")
     rule = "query_start_loc must end with the number of tokens"
     _require(starts[-1] == tokens, rule, starts[-1])
-    _require(len(step.positions) == tokens, f"positions must have {tokens} entries", len(step.positions))
-    _require(len(step.block_tables) == rows, f"block_tables must have {rows} rows", len(step.block_tables))
+    _require(
+        len(step.positions) == tokens, f"positions must have {tokens} entries", len(step.positions)
+    )
+    _require(
+        len(step.block_tables) == rows,
+        f"block_tables must have {rows} rows",
+        len(step.block_tables),
+    )
     known = (ids >= 0) & (ids < limits.vocab_size)
     _require_all(known, ids, "token ids must lie in the vocabulary")
     for row in range(rows):

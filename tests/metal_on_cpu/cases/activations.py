@@ -49,7 +49,12 @@ def quantize_non_finite(factory: EmulatedKernelFactory) -> None:
         clean = act.quantize(launcher, x, 4, layout)
         x[2, 70] = bad
         got = act.quantize(launcher, x, 4, layout)
-        assert np.isnan(got.d.reshape(4, 2)).tolist() == [[False] * 2, [False] * 2, [False, True], [False] * 2]
+        assert np.isnan(got.d.reshape(4, 2)).tolist() == [
+            [False] * 2,
+            [False] * 2,
+            [False, True],
+            [False] * 2,
+        ]
         others = np.arange(8) != 5
         assert_same_bits(got.d[others], clean.d[others])
         assert (got.q[2, 64:] == 0).all()
@@ -109,7 +114,20 @@ def scalar_functions(factory: EmulatedKernelFactory) -> None:
     negative = np.concatenate([rng.uniform(-41, 60, 4000), np.linspace(-40.0001, -39.9999, 96)])
     x = negative.astype(np.float32)
     halves = (rng.standard_normal(4096) * np.exp2(rng.uniform(-30, 18, 4096))).astype(np.float32)
-    halves[:12] = [0, -0.0, 65504, 65519.9, 65520, 1e9, -1e9, 2.0**-25, 3 * 2.0**-26, 2.0**-24, 2.0**-14, 6e-5]
+    halves[:12] = [
+        0,
+        -0.0,
+        65504,
+        65519.9,
+        65520,
+        1e9,
+        -1e9,
+        2.0**-25,
+        3 * 2.0**-26,
+        2.0**-24,
+        2.0**-14,
+        6e-5,
+    ]
     kernel = factory(
         name="scalar_functions",
         input_names=["p", "x", "h"],
@@ -130,7 +148,11 @@ def scalar_functions(factory: EmulatedKernelFactory) -> None:
         output_shapes=[(4096,)] * 4,
         output_dtypes=[np.float32, np.float32, np.float32, np.uint16],
     )
-    for name, argument, result in (("recip", positive, got[0]), ("rsqrt", positive, got[1]), ("exp", x, got[2])):
+    for name, argument, result in (
+        ("recip", positive, got[0]),
+        ("rsqrt", positive, got[1]),
+        ("exp", x, got[2]),
+    ):
         expected = np.empty(4096, np.float32)
         getattr(reference, name)(argument, expected)
         assert_same_bits(result, expected, name)

@@ -37,7 +37,12 @@ def _table(dimensions: Dimensions, rotary: int) -> Float32:
 def rope(factory: EmulatedKernelFactory) -> None:
     """Both pairings, whole and partial rotation, values near every floor, saturated keys."""
     launcher, rng, reference = launcher_of(factory), np.random.default_rng(9), native().reference
-    for interleaved, rotary, head_dim in ((False, 24, 24), (True, 24, 24), (False, 16, 20), (True, 6, 10)):
+    for interleaved, rotary, head_dim in (
+        (False, 24, 24),
+        (True, 24, 24),
+        (False, 16, 20),
+        (True, 6, 10),
+    ):
         d = _dimensions(4, 2, head_dim)
         layout = PoolLayout(4, 16, d.num_kv_heads, head_dim)
         table = _table(d, rotary)
@@ -61,7 +66,9 @@ def rope(factory: EmulatedKernelFactory) -> None:
             scaled = expected_q * np.float32(d.attention_scale)
         scaled[np.abs(scaled) < 2.0**-64] = 0
         assert_same_bits(queries, scaled.reshape(5, -1), f"queries {interleaved} {rotary}")
-        assert_same_bits(kv.view(np.uint16).reshape(expected_kv.shape), expected_kv, "keys and values")
+        assert_same_bits(
+            kv.view(np.uint16).reshape(expected_kv.shape), expected_kv, "keys and values"
+        )
 
 
 def rope_non_finite(factory: EmulatedKernelFactory) -> None:
@@ -93,7 +100,9 @@ class _Sequences:
     expected: Float32
 
 
-def _sequences(launcher: Launcher, d: Dimensions, rows: tuple[tuple[int, int], ...], window: int) -> _Sequences:
+def _sequences(
+    launcher: Launcher, d: Dimensions, rows: tuple[tuple[int, int], ...], window: int
+) -> _Sequences:
     """rows: (first position, tokens). Unused cells of the pool hold NaN."""
     rng = np.random.default_rng((d.num_heads, d.head_dim, window, *rows[0]))
     reference = native().reference
@@ -110,18 +119,27 @@ def _sequences(launcher: Launcher, d: Dimensions, rows: tuple[tuple[int, int], .
         blocks = -(-length // 16)
         tables[row, :blocks] = order[taken : taken + blocks]
         taken += blocks
-        keys, values = rng.standard_normal((2, length, d.num_kv_heads, d.head_dim)).astype(np.float16)
+        keys, values = rng.standard_normal((2, length, d.num_kv_heads, d.head_dim)).astype(
+            np.float16
+        )
         keys[:: max(1, length // 5)] *= np.float16(6)
         at = np.arange(length, dtype=np.int32)
         places = layout.rows_of_positions(tables[row, at // 16], at % 16)
-        pool.write(0, places, np.concatenate([keys.reshape(-1), values.reshape(-1)]).reshape(-1, layout.vector))
+        pool.write(
+            0,
+            places,
+            np.concatenate([keys.reshape(-1), values.reshape(-1)]).reshape(-1, layout.vector),
+        )
         for position in range(first, length):
             q = rng.standard_normal((d.num_heads, d.head_dim)).astype(np.float32) * np.float32(0.4)
             out = np.empty_like(q)
             visible = max(0, position + 1 - window) if window else 0
             for head in range(d.num_heads):
                 kv = head * d.num_kv_heads // d.num_heads
-                seen = [np.ascontiguousarray(part[: position + 1, kv].astype(np.float32)) for part in (keys, values)]
+                seen = [
+                    np.ascontiguousarray(part[: position + 1, kv].astype(np.float32))
+                    for part in (keys, values)
+                ]
                 reference.attention(q[head], *seen, visible, out[head])
             queries.append(q.reshape(-1))
             expected.append(out.reshape(-1))
@@ -131,7 +149,13 @@ def _sequences(launcher: Launcher, d: Dimensions, rows: tuple[tuple[int, int], .
             tables[row, : max(0, first + 1 - window) // 16] = -1
     starts = np.cumsum([0, *(count for _, count in rows)]).astype(np.int32)
     return _Sequences(
-        d, pool, tables, starts, np.array(positions, np.int32), np.array(queries), np.array(expected)
+        d,
+        pool,
+        tables,
+        starts,
+        np.array(positions, np.int32),
+        np.array(queries),
+        np.array(expected),
     )
 
 
@@ -169,7 +193,9 @@ def attention(factory: EmulatedKernelFactory) -> None:
         case = _sequences(launcher, _dimensions(heads, kv_heads, head_dim), rows, window)
         for split in (False, True):
             got = _run(launcher, case, window, split)
-            assert_same_bits(got, case.expected, f"{heads}/{kv_heads}x{head_dim} {rows} {window} {split}")
+            assert_same_bits(
+                got, case.expected, f"{heads}/{kv_heads}x{head_dim} {rows} {window} {split}"
+            )
 
 
 CASES = (rope, rope_non_finite, attention)

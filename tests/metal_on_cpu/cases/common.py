@@ -34,9 +34,13 @@ def assert_same_bits(got: npt.NDArray[Any], expected: npt.NDArray[Any], what: st
     if got.tobytes() == expected.tobytes():
         return
     kind = f"u{got.dtype.itemsize}"
-    at = np.argwhere(np.ascontiguousarray(got).view(kind) != np.ascontiguousarray(expected).view(kind))
+    at = np.argwhere(
+        np.ascontiguousarray(got).view(kind) != np.ascontiguousarray(expected).view(kind)
+    )
     first = tuple(int(i) for i in at[0])
-    raise AssertionError(f"{what}: {len(at)} differ, first at {first}: {got[first]} != {expected[first]}")
+    raise AssertionError(
+        f"{what}: {len(at)} differ, first at {first}: {got[first]} != {expected[first]}"
+    )
 
 
 def wild_rows(rng: np.random.Generator, rows: int, width: int) -> Float32:

@@ -147,7 +147,9 @@ def dense_layers(factory: EmulatedKernelFactory) -> None:
             residual = rng.standard_normal((rows, outputs)).astype(np.float32)
             expected = np.empty((rows, outputs), np.float32)
             for row in range(rows):
-                assert reference.dense_linear(widened, bfloat, x[row], bias, residual[row], expected[row])
+                assert reference.dense_linear(
+                    widened, bfloat, x[row], bias, residual[row], expected[row]
+                )
             flat = np.concatenate([x.reshape(-1), np.zeros(8, np.float32)])
             epilogue = lin.Epilogue(bias=launcher.upload(bias), residual=launcher.upload(residual))
             got = lin.dense_linear(launcher, flat, rows, device, epilogue)
@@ -170,7 +172,9 @@ def embeddings(factory: EmulatedKernelFactory) -> None:
     values = rng.standard_normal((70, 52)).astype(np.float16)
     got = lin.embed_dense(launcher, values, 52, launcher.upload(ids), len(ids))
     assert_same_bits(got, values[ids].astype(np.float32), "dense")
-    bits = (rng.standard_normal((70, 52)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    bits = (rng.standard_normal((70, 52)).astype(np.float32).view(np.uint32) >> 16).astype(
+        np.uint16
+    )
     got = lin.embed_dense(launcher, bits, 52, launcher.upload(ids), len(ids))
     assert_same_bits(got, (bits[ids].astype(np.uint32) << 16).view(np.float32), "bfloat16")
 

@@ -50,7 +50,10 @@ def statistics(factory: EmulatedKernelFactory) -> None:
         step, logits = step_of(rng, width, rows, asked), logits_of(rng, width, rows)
         got = row_statistics(launcher, logits.copy(), width, step)
         for row in range(rows):
-            bits, edits = int(step.statistics[row]), slice(*step.edit_starts[row : row + 2].tolist())
+            bits, edits = (
+                int(step.statistics[row]),
+                slice(*step.edit_starts[row : row + 2].tolist()),
+            )
             count = int(step.top_k[row]) if bits & Stat.TOP_K else 0
             ids, values, weights = np.empty(count, np.int32), *np.empty((2, count), np.float32)
             edited = logits[row].copy()
@@ -68,7 +71,9 @@ def statistics(factory: EmulatedKernelFactory) -> None:
             )
             what, top = f"V={width} row {row}", slice(*got.top_k_starts[row : row + 2].tolist())
             assert_same_bits(got.logits[row], edited, what)
-            assert (int(got.argmax_ids[row]), int(got.quantile_ids[row])) == (argmax, quantile), what
+            assert (int(got.argmax_ids[row]), int(got.quantile_ids[row])) == (argmax, quantile), (
+                what
+            )
             pair = np.array([got.max_logits[row], got.normalizers[row]])
             assert_same_bits(pair, np.array([largest, z], np.float32), what)
             assert_same_bits(got.top_k_ids[top], ids, f"{what} ids")

@@ -21,16 +21,28 @@ from tests.metal_on_cpu.harness.rewrite import rewrite
 from tests.metal_on_cpu.harness.signature import Signature
 
 HERE = Path(__file__).resolve().parents[1]
-CACHE = Path(
-    os.environ.get("ISOBATCH_METAL_CACHE", HERE.parents[1] / ".cache" / "metal_on_cpu")
-)
+CACHE = Path(os.environ.get("ISOBATCH_METAL_CACHE", HERE.parents[1] / ".cache" / "metal_on_cpu"))
 _COMPILERS = ("clang++-19", "clang++-20", "clang++-18", "clang++")
 _FLAGS = [
-    *("-std=c++20", "-fPIC", "-g1", "-O2", "-march=x86-64-v3", "-fno-math-errno", "-fno-trapping-math"),
+    *(
+        "-std=c++20",
+        "-fPIC",
+        "-g1",
+        "-O2",
+        "-march=x86-64-v3",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+    ),
     # Metal's literals without suffix are float, and half and bfloat round after every operation.
     *("-Xclang", "-cl-single-precision-constant", "-Xclang", "-ffloat16-excess-precision=none"),
     *("-Xclang", "-fbfloat16-excess-precision=none"),
-    *("-Wall", "-Wdouble-promotion", "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused"),
+    *(
+        "-Wall",
+        "-Wdouble-promotion",
+        "-Wno-unknown-attributes",
+        "-Wno-ignored-attributes",
+        "-Wno-unused",
+    ),
     *("-Wno-missing-braces", "-Wno-sign-compare", "-Wno-duplicate-decl-specifier", "-Wno-psabi"),
     *("-Wno-pass-failed", "-Wno-unneeded-internal-declaration", "-fno-caret-diagnostics"),
     *("-Wno-deprecated-anon-enum-enum-conversion", "-Wno-unknown-pragmas"),
@@ -83,7 +95,9 @@ def _digest(*parts: str) -> str:
 
 @functools.cache
 def _source_digest() -> str:
-    files = sorted(p for folder in ("shim", "runtime") for p in (HERE / folder).rglob("*") if p.is_file())
+    files = sorted(
+        p for folder in ("shim", "runtime") for p in (HERE / folder).rglob("*") if p.is_file()
+    )
     return _digest(str(mx.__version__), str(find_compiler()), *(p.read_text() for p in files))
 
 
@@ -103,7 +117,10 @@ def _publish(build: Any, target: Path) -> Path:
 
 @functools.cache
 def _headers() -> Path:
-    target = CACHE / f"mlx-{_digest(str(mx.__version__), (HERE / 'harness/mlx_text.py').read_text(), (HERE / 'harness/rewrite.py').read_text())}"
+    target = (
+        CACHE
+        / f"mlx-{_digest(str(mx.__version__), (HERE / 'harness/mlx_text.py').read_text(), (HERE / 'harness/rewrite.py').read_text())}"
+    )
     if not (target / "complete").exists():
         prepare_headers(target)
         (target / "complete").touch()
@@ -123,7 +140,8 @@ def _preamble(options: CompileOptions) -> Path:
     flags = options.flags()
     target = CACHE / f"preamble-{_digest(text, _source_digest(), str(_headers()), *flags)}.pch"
     return _publish(
-        lambda name: _clang(*flags, *_includes(), "-x", "c++-header", str(source), "-o", name), target
+        lambda name: _clang(*flags, *_includes(), "-x", "c++-header", str(source), "-o", name),
+        target,
     )
 
 
@@ -136,7 +154,12 @@ def runtime() -> ctypes.CDLL:
     path = _publish(lambda name: _clang(*flags, *sources, "-o", name), target)
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.emu_buffer_add.restype = ctypes.c_void_p
-    library.emu_buffer_add.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
+    library.emu_buffer_add.argtypes = [
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_char_p,
+    ]
     library.emu_unwritten.restype = ctypes.c_long
     return library
 
@@ -159,7 +182,14 @@ def build_kernel(text: str, signature: Signature, options: CompileOptions) -> Pa
         source.write_text(unit)
         try:
             notes = _clang(
-                *flags, *_includes(), "-include-pch", str(preamble), "-c", str(source), "-o", str(program)
+                *flags,
+                *_includes(),
+                "-include-pch",
+                str(preamble),
+                "-c",
+                str(source),
+                "-o",
+                str(program),
             )
             if "warning:" in notes and options.strict:
                 raise MetalError(f"[compiler] warnings are errors here:\n{notes[:4000]}")
@@ -176,4 +206,3 @@ def load_kernel(program: Path) -> Any:
     """Entry point of a built kernel, for the launcher."""
     runtime()
     return ctypes.CDLL(str(program)).emu_entry
-

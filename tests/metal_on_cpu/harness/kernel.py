@@ -57,7 +57,9 @@ class EmulatedKernel:
         """MLX's text for these arguments, and how to call it."""
         key = (
             tuple((a.dtype.str, a.ndim == 0, a.size < 8) for a in inputs),
-            tuple((n, v if isinstance(v, bool | int) else np.dtype(v).name) for n, v in template or ()),
+            tuple(
+                (n, v if isinstance(v, bool | int) else np.dtype(v).name) for n, v in template or ()
+            ),
             tuple(np.dtype(d).name for d in output_dtypes),
         )
         if key not in self._texts:

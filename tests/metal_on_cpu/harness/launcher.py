@@ -77,7 +77,9 @@ def launch(
 ) -> LaunchStats:
     """Runs `grid` threads in groups of `threadgroup`; raises MetalError for whatever went wrong."""
     if min(*grid, *threadgroup) < 1:
-        raise MetalError(f"[launch] sizes must be positive, got {tuple(grid)}, {tuple(threadgroup)}")
+        raise MetalError(
+            f"[launch] sizes must be positive, got {tuple(grid)}, {tuple(threadgroup)}"
+        )
     library = runtime()
     library.emu_buffers_clear()
     pointers = (ctypes.c_void_p * (len(bindings) + 1))()

@@ -22,7 +22,7 @@ _BARE_FUNCTIONS = (
     *("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "sqrt", "rsqrt", "pow"),
     *("powr", "tanh", "sinh", "cosh", "divide", "fmod", "length", "normalize", "dot", "mix"),
 )
-_NEWER_THAN_3_1 = ("bfloat", "tensor", "os_log", "mpp::", "coherent")
+_NOT_HERE = re.compile(r"\b(bfloat|bfloat16_t|tensor|os_log|mpp|coherent)\b")
 
 
 def address_space_errors(text: str, signature: Signature) -> list[str]:
@@ -33,7 +33,9 @@ def address_space_errors(text: str, signature: Signature) -> list[str]:
     out, position = [], 0
     for begin, end, names in threadgroup_variables(text):
         # Variables may stand in kernels only; a reference to some place keeps type and space.
-        places = " ".join(f"threadgroup {t} (&{n}){d} = *(threadgroup {t} (*){d})0;" for t, n, d in names)
+        places = " ".join(
+            f"threadgroup {t} (&{n}){d} = *(threadgroup {t} (*){d})0;" for t, n, d in names
+        )
         out += [text[position:begin], places, "\n" * text.count("\n", begin, end)]
         position = end
     plain = "".join([*out, text[position:]])
@@ -66,12 +68,15 @@ def rule_errors(text: str) -> list[str]:
         for name in _BARE_FUNCTIONS:
             if re.search(rf"(?<![\w])(?:metal::|precise::|fast::)?{name}\s*\(", line):
                 errors.append(f"line {number}: {name} is not an exact function")
-        for name in _NEWER_THAN_3_1:
-            if name in line:
-                errors.append(f"line {number}: {name} is newer than MSL 3.1, or not for kernels here")
+        if newer := _NOT_HERE.search(line):
+            errors.append(
+                f"line {number}: {newer.group(1)} is newer than MSL 3.1, or not for kernels here"
+            )
         if re.search(r"\bdouble\b|\bnew\b|\bvirtual\b|\bgoto\b|\[[&=]\]\s*\(", line):
             errors.append(f"line {number}: double, new, virtual, goto and lambdas are not Metal")
-        unqualified = re.match(r"\s*(?:const\s+)?(float|half|int|uint|uint4|uint2|ushort|T)\s*\*\s*\w+\s*[=;]", line)
+        unqualified = re.match(
+            r"\s*(?:const\s+)?(float|half|int|uint|uint4|uint2|ushort|T)\s*\*\s*\w+\s*[=;]", line
+        )
         if unqualified:
             errors.append(f"line {number}: a pointer must name its address space")
         if re.search(r"(?<![\w.])(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)(?![\w.])", line):

@@ -64,7 +64,9 @@ def rewrite(text: str) -> str:
     """Metal text as C++ for the shim; line numbers stay."""
     out, position = [], 0
     for begin, end, names in threadgroup_variables(text):
-        places = [f"auto& {n} = ::metal::emu_site<{t} {d}, __COUNTER__>::get();" for t, n, d in names]
+        places = [
+            f"auto& {n} = ::metal::emu_site<{t} {d}, __COUNTER__>::get();" for t, n, d in names
+        ]
         lines = "\n" * text.count("\n", begin, end)
         out += [text[position:begin], " ".join(places), lines]
         position = end

@@ -51,7 +51,9 @@ def _matching(text: str, start: int) -> int:
     return start - 1
 
 
-def parse_signature(text: str, function: str | None = None, instance: str | None = None) -> Signature:
+def parse_signature(
+    text: str, function: str | None = None, instance: str | None = None
+) -> Signature:
     """Signature of the kernel `function`, or of the only one that MLX generated.
 
     A parameter without attribute takes the next buffer, as in Metal.
@@ -60,10 +62,14 @@ def parse_signature(text: str, function: str | None = None, instance: str | None
     name = re.escape(function) if function else r"custom_kernel_\w+"
     head = re.search(rf"\bkernel\b[^;{{}}()]*(?:\([^)]*\))?[^;{{}}()]*void\s+({name})\s*\(", plain)
     if head is None:
-        raise MetalError(f"[signature] no kernel function {function or 'custom_kernel_*'} in the text")
+        raise MetalError(
+            f"[signature] no kernel function {function or 'custom_kernel_*'} in the text"
+        )
     function = head.group(1)
     if instance is None:
-        wanted = re.search(rf"decltype\(({re.escape(function)}\s*<[^;]*?>)\)\s*{re.escape(function)}", plain)
+        wanted = re.search(
+            rf"decltype\(({re.escape(function)}\s*<[^;]*?>)\)\s*{re.escape(function)}", plain
+        )
         instance = wanted.group(1) if wanted else function
     parameters, next_buffer = [], 0
     for part in split_outside_brackets(plain[head.end() : _matching(plain, head.end())]):
