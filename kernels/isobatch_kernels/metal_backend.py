@@ -1,14 +1,14 @@
 """The Metal backend: interprets a Program with the kernels of metal/ over a kernel factory.
 
-On a Mac the factory is `mx.fast.metal_kernel` and arrays are MLX's. Both are parameters, so the same
-code runs under the harness of tests/metal_on_cpu. Nothing here raises the wired-memory limit.
+On a Mac the factory is `mx.fast.metal_kernel` and arrays are MLX's. Both are parameters, so the
+same code runs under the harness of tests/metal_on_cpu. Nothing here raises the wired-memory limit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class MetalLimits:
 class MetalProfile:
     """Choices of speed; no bit depends on them."""
 
-    linear: lin.LinearProfile = lin.LinearProfile()
+    linear: lin.LinearProfile = field(default_factory=lin.LinearProfile)
     # With fewer threadgroups than this, attention gives every chunk its own.
     split_below: int = 64
     use_split: bool = True

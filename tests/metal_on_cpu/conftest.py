@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _inside(path: Path) -> bool:
-    return HERE == path or HERE in path.parents
+    return path == HERE or HERE in path.parents
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

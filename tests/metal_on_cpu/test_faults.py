@@ -17,7 +17,8 @@ PRODUCT = """
   constexpr int LD = 20;
   threadgroup float xs[32 * LD], ws[32 * LD];
   const int t = int(thread_index_in_threadgroup), sg = int(simdgroup_index_in_threadgroup);
-  const int m0 = int(threadgroup_position_in_grid.y) * 32, n0 = int(threadgroup_position_in_grid.x) * 32;
+  const int m0 = int(threadgroup_position_in_grid.y) * 32;
+  const int n0 = int(threadgroup_position_in_grid.x) * 32;
   const int sm = sg / 2 * 16, sn = sg % 2 * 16;
   simdgroup_matrix<float, 8, 8> sum[2][2];
   for (int i = 0; i < 4; i++) sum[i / 2][i % 2] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -31,7 +32,9 @@ PRODUCT = """
     for (int k = 0; k < 16; k += 8) {
       simdgroup_matrix<float, 8, 8> fx[2], fw[2];
       for (int i = 0; i < 2; i++) simdgroup_load(fx[i], xs + (sm + 8 * i) * LD + k, LD);
-      for (int j = 0; j < 2; j++) simdgroup_load(fw[j], ws + (sn + 8 * j) * LD + k, LD, ulong2(0, 0), true);
+      for (int j = 0; j < 2; j++) {
+        simdgroup_load(fw[j], ws + (sn + 8 * j) * LD + k, LD, ulong2(0, 0), true);
+      }
       for (int i = 0; i < 4; i++) {
         simdgroup_multiply_accumulate(sum[i / 2][i % 2], fx[i / 2], fw[i % 2], sum[i / 2][i % 2]);
       }
@@ -41,9 +44,13 @@ PRODUCT = """
     simdgroup_store(sum[i / 2][i % 2], c + (m0 + sm + i / 2 * 8) * 96 + n0 + sn + i % 2 * 8, 96);
   }
 """
-FIRST = (
-    "for (int k0 = 0; k0 < 64; k0 += 16) {\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
-)
+LOOP = "for (int k0 = 0; k0 < 64; k0 += 16) {"
+FIRST = LOOP + "\n    threadgroup_barrier(mem_flags::mem_threadgroup);"
+HEAD = "constexpr int LD = 20;"
+MEMORY = "mem_flags::mem_threadgroup"
+STORE = "* 96 + n0 + sn + i % 2 * 8, 96"
+BIG = " threadgroup float big[8000]; big[thread_index_in_threadgroup] = 0;"
+RACE, OUTSIDE, DIVERGENT = "data race", "out of bounds", "divergent|deadlock"
 
 
 @dataclass(frozen=True)
@@ -56,22 +63,48 @@ class Fault:
 
 
 FAULTS = (
-    Fault("missing barrier", FIRST, FIRST.split("\n")[0], "data race", False),
-    Fault("barrier of no memory", "mem_flags::mem_threadgroup", "mem_flags::mem_none", "data race", False),
-    Fault("barrier of other memory", "mem_flags::mem_threadgroup", "mem_flags::mem_device", "data race", False),
-    Fault("simdgroup barrier only", FIRST, FIRST.replace("threadgroup_barrier", "simdgroup_barrier"), "data race", False),
-    Fault("two groups write one cell", "constexpr int LD = 20;", "constexpr int LD = 20; c[0] = 1;", "data race", False),
-    Fault("divergent barrier", FIRST, FIRST.replace("threadgroup_b", "if (sg < 3) threadgroup_b"), "divergent|deadlock", True),
-    Fault("divergent barrier in a simdgroup", FIRST, FIRST.replace("threadgroup_b", "if (t % 32 < 30) threadgroup_b"), "divergent|deadlock", True),
+    Fault("missing barrier", FIRST, LOOP, RACE, False),
+    Fault("barrier of no memory", MEMORY, "mem_flags::mem_none", RACE, False),
+    Fault("barrier of other memory", MEMORY, "mem_flags::mem_device", RACE, False),
+    Fault(
+        "simdgroup barrier only",
+        FIRST,
+        FIRST.replace("threadgroup_barrier", "simdgroup_barrier"),
+        RACE,
+        False,
+    ),
+    Fault("two groups write one cell", HEAD, HEAD + " c[0] = 1;", RACE, False),
+    Fault(
+        "divergent barrier",
+        FIRST,
+        FIRST.replace("threadgroup_b", "if (sg < 3) threadgroup_b"),
+        DIVERGENT,
+        True,
+    ),
+    Fault(
+        "divergent barrier in a simdgroup",
+        FIRST,
+        FIRST.replace("threadgroup_b", "if (t % 32 < 30) threadgroup_b"),
+        DIVERGENT,
+        True,
+    ),
     Fault("early return", "const int sm", "if (t == 5) return; const int sm", "returned", True),
-    Fault("threadgroup overrun", "ws[e / 16 * LD + e % 16] =", "ws[(e / 16 + 1) * LD + e % 16] =", "out of bounds of a threadgroup array", False),
-    Fault("unwritten threadgroup memory", "e < 512; e", "e < 500; e", "unwritten threadgroup memory", False),
-    Fault("read past an input", "= b[(n0 + e / 16) * 64", "= b[(n0 + e / 16 + 1) * 64", "out of bounds", True),
-    Fault("read before an input", "= a[(m0 + e / 16) * 64", "= a[(m0 + e / 16 - 1) * 64", "out of bounds", False),
-    Fault("write past an output", "* 96 + n0 + sn + i % 2 * 8, 96", "* 96 + n0 + sn + i % 2 * 8 + 8, 96", "out of bounds", True),
-    Fault("write to an input", "constexpr int LD = 20;", "constexpr int LD = 20; ((device float*)a)[0] = 1;", "write to input", True),
-    Fault("too much threadgroup memory", "ws[32 * LD];", "ws[32 * LD]; threadgroup float big[8000]; big[thread_index_in_threadgroup] = 0;", "limit 32768", True),
-)  # fmt: skip
+    Fault(
+        "threadgroup overrun",
+        "ws[e / 16 * LD + e % 16] =",
+        "ws[(e / 16 + 1) * LD + e % 16] =",
+        "out of bounds of a threadgroup array",
+        False,
+    ),
+    Fault(
+        "unwritten threadgroup memory", "e < 512; e", "e < 500; e", "unwritten threadgroup", False
+    ),
+    Fault("read past an input", "b[(n0 + e / 16)", "b[(n0 + e / 16 + 1)", OUTSIDE, True),
+    Fault("read before an input", "a[(m0 + e / 16)", "a[(m0 + e / 16 - 1)", OUTSIDE, False),
+    Fault("write past an output", STORE, STORE.replace("8, 96", "8 + 8, 96"), OUTSIDE, True),
+    Fault("write to an input", HEAD, HEAD + " ((device float*)a)[0] = 1;", "write to input", True),
+    Fault("too much threadgroup memory", "ws[32 * LD];", "ws[32 * LD];" + BIG, "limit 32768", True),
+)
 
 
 def product(source: str, check: bool, order: int = 0) -> tuple[np.ndarray, LaunchStats]:
@@ -116,7 +149,7 @@ def test_fast_mode_reports(fault: Fault) -> None:
 
 def test_a_missing_barrier_changes_results_under_some_schedule() -> None:
     """Without instrumentation, the schedules still tell."""
-    source = PRODUCT.replace(FIRST, FIRST.split("\n")[0])
+    source = PRODUCT.replace(FIRST, LOOP)
     wrong = 0
     for order in range(3):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from tests.metal_on_cpu.harness.launcher import LaunchOptions, LaunchStats
 
 def run(
     source: str,
-    inputs: dict[str, np.ndarray[Any, Any]],
-    outputs: dict[str, tuple[tuple[int, ...], Any]],
+    inputs: Mapping[str, np.ndarray[Any, Any]],
+    outputs: Mapping[str, tuple[tuple[int, ...], Any]],
     grid: int = 32,
     threads: int = 32,
     header: str = "",
@@ -207,7 +208,7 @@ def test_text_is_mlx_own() -> None:
         name="probe",
         input_names=["a", "b"],
         output_names=["o"],
-        source="uint i = thread_position_in_grid.x; o[i] = T(a[i]) * T(N) + T(b[0]) + T(a_shape[0]);",
+        source="uint i = thread_position_in_grid.x; o[i] = T(a[i]) * T(N) + b[0] + a_shape[0];",
     )
     small, large = np.zeros(3, np.float32), np.ones(32, np.float16)
     text, signature = kernel.text([large, small], [("T", np.float32), ("N", 3)], [np.float32])

@@ -40,7 +40,7 @@ MOST_THREADS = 256
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_equals_the_reference(case: Case, run: str) -> None:
-    """Schedules, orders of sums, contraction, flushed subnormals: one result. Check mode is clean."""
+    """One result under every schedule, sum order and number mode; check mode is clean."""
     factory = RUNS[run]
     case(factory)
     for name, largest in factory.largest.items():

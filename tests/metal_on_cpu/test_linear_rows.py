@@ -1,4 +1,4 @@
-"""Linear layers for every row count and every weight format: the count never changes a row's bits."""
+"""Linear layers for every row count and weight format: the count never changes a row's bits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_ragged_shapes(outputs: int, groups: int) -> None:
 
 
 def test_profile_covers_every_row_count() -> None:
-    """One row goes to gemv, few rows to the least tile that holds them, many to gemm or its fallback."""
+    """One row goes to gemv, few to the least tile that holds them, many to gemm or its fallback."""
     assert PROFILE.choose(1) == (lin.GEMV, 1)
     assert PROFILE.choose(5) == (lin.GEMV_MULTI, 6)
     assert PROFILE.choose(24) == (lin.GEMV_MULTI, 24)

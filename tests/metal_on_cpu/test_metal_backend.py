@@ -14,6 +14,7 @@ from isobatch_kernels.program import (
     Buffer,
     DenseType,
     DenseWeight,
+    Embed,
     Linear,
     NormQuantize,
     Program,
@@ -218,11 +219,13 @@ def test_the_first_non_finite_op_is_named(out: str, occurrence: int, element: in
 def test_other_rows_do_not_notice_a_non_finite_one() -> None:
     """A bad row beside a good one: the good one's bits are those it has alone."""
     ops = list(PROGRAM.ops)
-    embedding = ops[0].weight  # type: ignore[union-attr]
+    first = ops[0]
+    assert isinstance(first, Embed)
+    embedding = first.weight
     assert isinstance(embedding, QuantizedWeight)
     scales = embedding.scales.copy()
     scales[5] = np.nan
-    ops[0] = replace(ops[0], weight=replace(embedding, scales=scales))  # type: ignore[call-arg]
+    ops[0] = replace(first, weight=replace(embedding, scales=scales))
     program = replace(PROGRAM, ops=tuple(ops))
     good, bad = Row([1, 2, 3], 0, (0,)), Row([4, 5], 0, (1,))
     alone = metal_backend(program, RUNS["plain"]).run(make_step([good]))

@@ -9,7 +9,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from isobatch_kernels.program import Array as NumpyArray
+    import numpy.typing as npt
+
+    NumpyArray = npt.NDArray[Any]
 
 # An array of the library; only the library looks inside.
 LibraryArray = Any

@@ -103,7 +103,7 @@ def rope_write_kv(
     interleaved: bool,
     layout: PoolLayout,
 ) -> tuple[LibraryArray, LibraryArray]:
-    """Queries (T, H*D), roped and scaled, and the step's keys and values (2*T*KV*D/vector, vector)."""
+    """Queries (T, H*D), roped and scaled, and keys and values (2*T*KV*D/vector, vector)."""
     d = dimensions
     sizes = launcher.numbers(d.num_heads, d.num_kv_heads, d.head_dim, rotary_dim, tokens)
     queries, kv = launcher.run(

@@ -60,7 +60,7 @@ class Launcher:
         threads: int = GROUP,
         template: Sequence[tuple[str, Any]] | None = None,
     ) -> list[LibraryArray]:
-        """Runs a kernel on a grid of threadgroups: `grid` counts groups, each of `threads` threads."""
+        """Runs a kernel on `grid` threadgroups of `threads` threads each."""
         if name not in self._kernels:
             source = load_kernels()[name]
             self._kernels[name] = self.factory(

@@ -96,7 +96,10 @@ def quantized_linear(
     weight: DeviceWeight,
     epilogue: Epilogue,
 ) -> LibraryArray:
-    """x @ weight.T and the epilogue, (M, N) float32. `tile` is gemv's R, gemv_multi's V or gemm's BM."""
+    """x @ weight.T and the epilogue, (M, N) float32.
+
+    `tile` is R of gemv, V of gemv_multi or BM of gemm.
+    """
     w = weight.host
     b = min(w.group_size, x.layout.block)
     template = [

@@ -1,8 +1,8 @@
 """Finds rows that met a NaN, an infinity or a magnitude of 2^96 or more (numerics.md section 0).
 
 Kernels that meet such a value make their row's output NaN, and every later op hands that on. So a
-look at the residual stream after the last layer, and at the scales of the wanted rows, tells whether
-anything happened; only then is the step run again to name the op.
+look at the residual stream after the last layer, and at the scales of the wanted rows, tells
+whether anything happened; only then is the step run again to name the op.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LIMIT_BITS = 0x6F800000  # 2^96
 
 
 def _watched(program: Program) -> list[str]:
-    """Buffers whose end state shows any earlier trouble: residual streams, or else all fp32 rows."""
+    """Buffers whose end shows any earlier trouble: residual streams, or else all fp32 rows."""
     residuals = {op.residual for op in program.ops if isinstance(op, Linear) and op.residual}
     wanted = {getattr(op, "out", "") for op in program.ops if getattr(op, "wanted_only", False)}
     rows = {b.name for b in program.buffers if not b.activation_block} - wanted
@@ -65,13 +65,17 @@ def suspicious_buffers(
 
 def _scales(arrays: ArrayLibrary, value: Activations) -> Float32:
     blocks = value.layout.blocks
-    return arrays.numpy(value.d)[: value.rows * blocks].reshape(value.rows, blocks)
+    scales: Float32 = arrays.numpy(value.d)[: value.rows * blocks].reshape(value.rows, blocks)
+    return scales
+
+
+def _any_in_row(values: Flags) -> Flags:
+    return np.asarray(values.any(axis=1), np.bool_)
 
 
 def _too_large(values: Float32) -> Flags:
     bits = np.ascontiguousarray(values).view(np.uint32) & np.uint32(0x7FFFFFFF)
-    flags: Flags = (bits >= np.uint32(_LIMIT_BITS)).any(axis=1)
-    return flags
+    return _any_in_row(bits >= np.uint32(_LIMIT_BITS))
 
 
 def _flags_of(
@@ -82,8 +86,7 @@ def _flags_of(
         case NormQuantize() | Quantize() | GateQuantize():
             value = buffers.get(op.out)
             if isinstance(value, Activations):
-                flags: Flags = np.isnan(_scales(arrays, value)).any(axis=1)
-                return flags
+                return _any_in_row(np.isnan(_scales(arrays, value)))
         case RopeWriteKV():
             return _too_large(arrays.numpy(buffers[op.qkv]).reshape(-1, model.widths[op.qkv]))
         case Linear():

@@ -25,7 +25,7 @@ _PLACES = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Merged quantised matrices, ready for the kernels (numpy; moved to the device by the backend)."""
+    """Merged quantised matrices, ready for the kernels (numpy; the backend moves them)."""
 
     packed: UInt32  # (tiles * units * 32 * 4,)
     scales: npt.NDArray[np.generic]  # (tiles * groups * 32,) float16, float32 or uint16 (bfloat16)
@@ -68,7 +68,7 @@ def unpack(weight: QuantizedWeight) -> npt.NDArray[np.uint8]:
     stream = np.unpackbits(data, axis=1, bitorder="little")
     digits = stream.reshape(data.shape[0], -1, bits)
     powers = (1 << np.arange(bits)).astype(np.uint8)
-    return (digits * powers).sum(axis=2, dtype=np.uint8)
+    return np.asarray((digits * powers).sum(axis=2), np.uint8)
 
 
 def _words(weight: QuantizedWeight, bits: int) -> UInt32:
@@ -119,7 +119,7 @@ def affine(weight: QuantizedWeight) -> tuple[Floats, Floats]:
 
 
 def _narrowest(values: Floats, half: bool) -> npt.NDArray[np.generic]:
-    """float16 where the checkpoint stored that, bfloat16 bits where they hold every value, else float32."""
+    """float16 where that was stored, bfloat16 bits where they hold every value, else float32."""
     if half:
         return values.astype(np.float16)
     bits = np.ascontiguousarray(values).view(np.uint32)

@@ -101,7 +101,8 @@ def run_case(launcher: Launcher, case: LinearCase, rows: int, path: str, tile: i
     residual = np.concatenate([case.residual[:rows].reshape(-1), np.zeros(8, np.float32)])
     full = lin.Epilogue(bias=launcher.upload(case.bias), residual=residual)
     got = lin.quantized_linear(launcher, path, tile, x, device, full)
-    what = f"{case.format} N={case.weight.num_outputs} K={case.weight.num_inputs} M={rows} {path}/{tile}"
+    sizes = f"N={case.weight.num_outputs} K={case.weight.num_inputs} M={rows}"
+    what = f"{case.format} {sizes} {path}/{tile}"
     assert_same_bits(got, case.expected[:rows], what)
     if rows in (1, 2, 33):
         got = lin.quantized_linear(launcher, path, tile, x, device, lin.Epilogue(is_logit=True))

@@ -87,7 +87,7 @@ def quantiles_at_the_ends(factory: EmulatedKernelFactory) -> None:
     width, rows = 2500, 6
     step = step_of(rng, width, rows, [int(Stat.QUANTILE)])
     below_one = np.float32(1) - np.float32(2.0**-24)
-    step.quantiles[:] = [0, below_one, 0, below_one, 0.5, below_one]
+    step.quantiles[:] = np.array([0, below_one, 0, below_one, 0.5, below_one], np.float32)
     step.inverse_temperatures[:] = [1, 1, 50, 50, 0, 0]
     step.edit_values[:] = 0
     logits = logits_of(rng, width, rows) * np.float32(30)

@@ -1,4 +1,4 @@
-"""Array libraries for the Metal backend under the harness: numpy, and MLX's own arrays on its CPU."""
+"""Array libraries for the Metal backend under the harness: numpy, and MLX on its CPU."""
 
 from __future__ import annotations
 

@@ -10,10 +10,9 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import mlx.core as mx
 
 from tests.metal_on_cpu.harness.errors import MetalError
 from tests.metal_on_cpu.harness.mlx_text import prepare_headers
@@ -22,6 +21,7 @@ from tests.metal_on_cpu.harness.signature import Signature
 
 HERE = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("ISOBATCH_METAL_CACHE", HERE.parents[1] / ".cache" / "metal_on_cpu"))
+MLX_VERSION = version("mlx")
 _COMPILERS = ("clang++-19", "clang++-20", "clang++-18", "clang++")
 _FLAGS = [
     *(
@@ -98,7 +98,7 @@ def _source_digest() -> str:
     files = sorted(
         p for folder in ("shim", "runtime") for p in (HERE / folder).rglob("*") if p.is_file()
     )
-    return _digest(str(mx.__version__), str(find_compiler()), *(p.read_text() for p in files))
+    return _digest(MLX_VERSION, str(find_compiler()), *(p.read_text() for p in files))
 
 
 def _publish(build: Any, target: Path) -> Path:
@@ -117,10 +117,8 @@ def _publish(build: Any, target: Path) -> Path:
 
 @functools.cache
 def _headers() -> Path:
-    target = (
-        CACHE
-        / f"mlx-{_digest(str(mx.__version__), (HERE / 'harness/mlx_text.py').read_text(), (HERE / 'harness/rewrite.py').read_text())}"
-    )
+    makers = [(HERE / "harness" / name).read_text() for name in ("mlx_text.py", "rewrite.py")]
+    target = CACHE / f"mlx-{_digest(MLX_VERSION, *makers)}"
     if not (target / "complete").exists():
         prepare_headers(target)
         (target / "complete").touch()

@@ -85,7 +85,10 @@ class EmulatedKernel:
         template: Sequence[tuple[str, Any]] | None = None,
         init_value: float | None = None,
     ) -> list[NumpyArray]:
-        """Runs the kernel. Outputs start as 0xFF bytes unless `init_value` is given, as MLX leaves them undefined."""
+        """Runs the kernel.
+
+        Outputs start as 0xFF bytes unless `init_value` is given: MLX leaves them undefined.
+        """
         arrays = [np.ascontiguousarray(a) for a in inputs]
         if len(arrays) != len(self._inputs):
             raise MetalError(f"[{self.name}] takes {len(self._inputs)} inputs, got {len(arrays)}")
@@ -122,7 +125,7 @@ class EmulatedKernel:
         if base not in inputs or suffix not in _SUFFIXES:
             raise MetalError(f"[{name}] neither an input nor an output")
         array = inputs[base]
-        facts = {
+        facts: dict[str, NumpyArray] = {
             "shape": np.array(array.shape, np.int32),
             "strides": np.array([s // array.itemsize for s in array.strides], np.int64),
             "ndim": np.array([array.ndim], np.int32),

@@ -89,7 +89,7 @@ def launch(
         pointers[i] = library.emu_buffer_add(
             array.nbytes, align, int(binding.writable), binding.name.encode()
         )
-        ctypes.memmove(pointers[i], array.ctypes.data, array.nbytes)
+        ctypes.memmove(pointers[i] or 0, array.ctypes.data, array.nbytes)
     library.emu_buffers_seal(int(options.check))
     ctypes.c_int.in_dll(library, "emu_sum_order").value = options.sum_order
     native = _Options(
@@ -118,7 +118,7 @@ def launch(
     )
     for i, binding in enumerate(bindings):
         if binding.writable:
-            ctypes.memmove(binding.array.ctypes.data, pointers[i], binding.array.nbytes)
+            ctypes.memmove(binding.array.ctypes.data, pointers[i] or 0, binding.array.nbytes)
             if options.check:
                 stats.unwritten_bytes[binding.name] = library.emu_unwritten(i)
     library.emu_buffers_clear()

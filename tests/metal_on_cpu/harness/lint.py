@@ -17,7 +17,7 @@ _FLAGS = (
     *("-nostdinc", "-cl-no-stdinc", "-Wno-unknown-attributes", "-Wno-ignored-attributes"),
     *("-Wno-undefined-inline", "-Wno-undefined-internal", "-fno-caret-diagnostics"),
 )
-# Approximate in Apple's default mode, or rounded differently by device; x1_* functions replace them.
+# Approximate in the default mode, or rounded differently by device; x1_* functions replace them.
 _BARE_FUNCTIONS = (
     *("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "sqrt", "rsqrt", "pow"),
     *("powr", "tanh", "sinh", "cosh", "divide", "fmod", "length", "normalize", "dot", "mix"),
