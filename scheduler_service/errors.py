@@ -2,7 +2,8 @@
 
 ```
 ServiceError                      code, reason, metadata, violations, retry delay
-├── InvalidRequestError           INVALID_ARGUMENT    INVALID_PARAMETER, INVALID_PROMPT
+├── InvalidRequestError           INVALID_ARGUMENT    INVALID_PARAMETER, INVALID_PROMPT,
+│   │                                                 INVALID_MESSAGE
 │   └── ContextLengthError        INVALID_ARGUMENT    CONTEXT_LENGTH_EXCEEDED
 ├── UnknownModelError             NOT_FOUND           UNKNOWN_MODEL
 ├── DuplicateIdError              ALREADY_EXISTS      DUPLICATE_REQUEST_ID
@@ -73,7 +74,7 @@ class ServiceError(Exception):
 
 
 class InvalidRequestError(ServiceError):
-    """The request breaks a rule."""
+    """The request breaks a rule; `field` is empty where it is no one field's."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 

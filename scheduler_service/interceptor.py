@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from scheduler_service import logs
-from scheduler_service.errors import InternalError, ServiceError, to_status
+from scheduler_service.errors import InternalError, InvalidRequestError, ServiceError, to_status
 
 _LOG = logs.get_logger(__name__)
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -18,6 +19,10 @@ _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 # Generic in the stubs alone.
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class _Undecodable:
+    """Stands in for a request whose bytes are no message, so that its handler can say so."""
 
 
 async def abort(context: _Context, error: ServiceError) -> NoReturn:
@@ -63,21 +68,45 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
                 _map_unary(handler.unary_unary),
-                handler.request_deserializer,
+                _lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
                 _map_stream(handler.unary_stream),
-                handler.request_deserializer,
+                _lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         return handler
 
 
+def _lenient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Return a deserializer that never raises: gRPC would answer UNKNOWN with its own words."""
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Undecodable()
+
+    return read
+
+
+def _check_decoded(request: object) -> None:
+    if isinstance(request, _Undecodable):
+        raise InvalidRequestError(
+            "[grpc] a request must be a message of the contract, got bytes that are none",
+            field="",
+            reason="INVALID_MESSAGE",
+        )
+
+
 def _map_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: object, context: _Context) -> object:
         try:
+            _check_decoded(request)
             return await behavior(request, context)
         except Exception as error:
             await _abort_for(context, error)
@@ -88,6 +117,7 @@ def _map_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
 def _map_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: object, context: _Context) -> AsyncIterator[object]:
         try:
+            _check_decoded(request)
             async with contextlib.aclosing(behavior(request, context)) as responses:
                 async for response in responses:
                     yield response

@@ -1,0 +1,243 @@
+"""Bad requests to a real pair of processes, while eight healthy streams beside them notice nothing.
+
+Every case states its gRPC code, the reason and the fields of its details. After each test the
+scheduler is idle, every cache block is free, and descriptors and threads are as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from isobatch.scheduler.v1 import sampling_pb2
+from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
+from tests.support.bad_requests import EMPTY, BadRequest, biases, numbers, out_of_range
+from tests.support.bystanders import (
+    Answer,
+    Footprint,
+    assert_idle,
+    bystander_requests,
+    bystanders,
+    connected,
+    footprint,
+    refused,
+    run,
+    solo_answers,
+)
+from tests.support.services import ServicePair, running_pair
+from tests.support.tiny_model import Storage, TinyShape, write_directory
+from tests.support.tiny_tokenizer import vocab_size
+
+CODE = grpc.StatusCode
+# The vocabulary is wider than the tokenizer, as in models that pad theirs.
+VOCABULARY = vocab_size() + 13
+CONTEXT = 8192
+SHAPE = TinyShape(vocab_size=VOCABULARY, context_length=CONTEXT)
+# 256 blocks of 16 positions: less than the context, so a prompt can exceed either.
+FLAGS = ("--kv-memory-mb", "1", "--threads", "1")
+POOL_TOKENS = 256 * 16
+PROMPTS = [[50, 206, 282], [28, 339, 16, 253, 4, 30], [45, 46], list(range(100, 140))]
+REQUESTS = bystander_requests(30, PROMPTS)
+GENERATE = "/isobatch.scheduler.v1.SchedulerService/Generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A pair that has answered each bystander alone."""
+
+    pair: ServicePair
+    solo: list[Answer]
+    before: Footprint
+
+    @property
+    def address(self) -> str:
+        return self.pair.schedulers[0].address
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    model = tmp_path_factory.mktemp("models") / "tiny"
+    write_directory(model, SHAPE, Storage(4))
+    with running_pair(model, executor_flags=FLAGS) as pair:
+        address = pair.schedulers[0].address
+        pids = [pair.executor.process.pid, pair.schedulers[0].process.pid]
+        solo = asyncio.run(solo_answers(address, REQUESTS))
+        asyncio.run(_warm(address))
+        yield Running(pair, solo, footprint(*pids))
+        assert [each.process.poll() for each in (pair.executor, pair.schedulers[0])] == [None] * 2
+
+
+async def _warm(address: str) -> None:
+    """Start the threads that encode long prompts, and all else that comes up on demand."""
+    async with connected(address) as stub:
+        request = pb.TokenizeRequest(text="one two three " * 2000)
+        await asyncio.gather(*(stub.Tokenize(request) for _ in range(8)))
+
+
+@pytest.fixture
+async def stub(running: Running) -> AsyncIterator[Any]:
+    """The scheduler, with eight healthy streams beside the test and the leak rule after it."""
+    healthy = bystanders(running.address, REQUESTS, running.solo)
+    async with healthy, connected(running.address) as stub:
+        yield stub
+    await assert_idle(running.address, running.before)
+
+
+async def _check_refusals(stub: Any, cases: list[BadRequest]) -> None:
+    for request, field in cases:
+        found = await refused(stub.Generate(pb.GenerateRequest(**request), timeout=20.0))
+        assert found.code is CODE.INVALID_ARGUMENT, request
+        assert found.reason in ("INVALID_PARAMETER", "INVALID_PROMPT"), request
+        assert found.fields == (field,), request
+        assert found.message.startswith("["), request
+        assert ", got " in found.message, request
+
+
+async def test_b31_an_empty_prompt_of_any_kind_is_refused(stub: Any) -> None:
+    await _check_refusals(stub, EMPTY)
+
+
+async def test_values_out_of_range_are_refused_by_field(stub: Any) -> None:
+    await _check_refusals(stub, out_of_range(VOCABULARY))
+
+
+async def test_b20_numbers_that_are_none_or_negative_are_refused_by_field(stub: Any) -> None:
+    await _check_refusals(stub, numbers())
+
+
+async def test_b17_biases_out_of_range_are_refused_by_id(stub: Any) -> None:
+    await _check_refusals(stub, biases(VOCABULARY))
+    # In range, a bias decides the token; the last id of the vocabulary has one as well.
+    for token_id in (7, VOCABULARY - 1):
+        output = await run(
+            stub,
+            token_ids=pb.TokenIds(ids=[50, 206]),
+            sampling=sampling_pb2.SamplingParams(logit_bias={token_id: 100.0}),
+            stopping=sampling_pb2.StoppingParams(max_tokens=3, ignore_eos=True),
+        )
+        assert output.token_ids == (token_id,) * 3
+
+
+async def test_a_prompt_beyond_the_context_or_the_pool_is_refused_with_the_limits(
+    stub: Any,
+) -> None:
+    for num_tokens in (CONTEXT, CONTEXT + 1, 2 * CONTEXT, POOL_TOKENS, POOL_TOKENS + 1):
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[50] * num_tokens))
+        found = await refused(stub.Generate(request, timeout=1.0))
+        assert (found.code, found.reason) == (CODE.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED")
+        assert found.fields == ("prompt",)
+        assert found.metadata == {
+            "num_prompt_tokens": str(num_tokens),
+            "context_length": str(CONTEXT),
+            "pool_capacity": str(POOL_TOKENS),
+        }
+    megabyte = pb.GenerateRequest(text="hello world " * 80_000)
+    found = await refused(stub.Generate(megabyte, timeout=20.0))
+    assert found.reason == "CONTEXT_LENGTH_EXCEEDED"
+
+
+async def test_a_top_k_above_the_vocabulary_keeps_everything(stub: Any) -> None:
+    """Documented: it is not an error, and equals no top-k."""
+    answers = []
+    for top_k in (0, VOCABULARY, VOCABULARY + 1, 2**32 - 1):
+        output = await run(
+            stub,
+            token_ids=pb.TokenIds(ids=[50, 206, 282]),
+            sampling=sampling_pb2.SamplingParams(temperature=1.1, seed=5, top_k=top_k),
+            stopping=sampling_pb2.StoppingParams(max_tokens=8, ignore_eos=True),
+        )
+        answers.append(output.answer)
+    assert answers == [answers[0]] * 4
+
+
+async def test_b52_an_unknown_model_is_not_found(stub: Any) -> None:
+    for model in ("gpt", "\u65e5" * 5000):
+        for call in (
+            stub.Generate(pb.GenerateRequest(text="x", model=model)),
+            stub.Tokenize(pb.TokenizeRequest(text="x", model=model)),
+        ):
+            found = await refused(call)
+            assert (found.code, found.reason) == (CODE.NOT_FOUND, "UNKNOWN_MODEL")
+
+
+async def test_an_id_that_is_live_is_refused_and_can_be_used_again(stub: Any) -> None:
+    stopping = sampling_pb2.StoppingParams(max_tokens=60, ignore_eos=True)
+    first = stub.Generate(pb.GenerateRequest(text="x", request_id="twin", stopping=stopping))
+    await anext(aiter(first))
+    found = await refused(stub.Generate(pb.GenerateRequest(text="y", request_id="twin")))
+    assert (found.code, found.reason) == (CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID")
+    assert found.fields == ("request_id",)
+    reply = await stub.Cancel(pb.CancelRequest(request_id="twin"))
+    assert reply.was_live
+    assert [event async for event in first][-1].finished.reason == (
+        sampling_pb2.FINISH_REASON_CANCELLED
+    )
+    assert not (await stub.Cancel(pb.CancelRequest(request_id="twin"))).was_live
+    await run(stub, text="x", request_id="twin", stopping=sampling_pb2.StoppingParams(max_tokens=1))
+
+
+async def test_b46_a_message_over_the_size_limit_is_refused_by_its_size(
+    stub: Any, running: Running
+) -> None:
+    """The limit of a message is gRPC's own 4 MiB; one below it is read and judged."""
+    big = ("grpc.max_send_message_length", 16 << 20)
+    async with connected(running.address, big) as wide:
+        for size, code in (
+            (4_194_304, CODE.INVALID_ARGUMENT),
+            (4_194_305, CODE.RESOURCE_EXHAUSTED),
+            (10 << 20, CODE.RESOURCE_EXHAUSTED),
+        ):
+            # One field: a byte of tag, four of length, and spaces.
+            request = pb.GenerateRequest(request_id=" " * (size - 5))
+            assert request.ByteSize() == size
+            found = await refused(wide.Generate(request, timeout=20.0))
+            assert found.code is code, size
+            if code is CODE.RESOURCE_EXHAUSTED:
+                assert f"larger than max ({size} vs. 4194304)" in found.message
+
+
+async def test_bytes_that_are_no_message_end_their_own_call(running: Running, stub: Any) -> None:
+    async with grpc.aio.insecure_channel(running.address) as channel:
+        for raw in (b"\xff" * 20, b"\x1a\x02\xc3\x28", b"\x0a\xff\xff\xff\xff\x0f"):
+            method: Any = channel.unary_stream(GENERATE)
+            found = await refused(method(raw, timeout=20.0))
+            assert (found.code, found.reason) == (CODE.INVALID_ARGUMENT, "INVALID_MESSAGE")
+        unknown: Any = channel.unary_unary(GENERATE + "More")
+        assert (await refused(unknown(b"", timeout=20.0))).code is CODE.UNIMPLEMENTED
+
+
+async def test_a_deadline_that_has_passed_ends_the_call(stub: Any) -> None:
+    for seconds in (0.0, 0.001, 0.05):
+        stopping = sampling_pb2.StoppingParams(max_tokens=2000, ignore_eos=True)
+        call = stub.Generate(pb.GenerateRequest(text="x", stopping=stopping), timeout=seconds)
+        assert (await refused(call)).code is CODE.DEADLINE_EXCEEDED
+
+
+async def test_clients_that_never_read_hold_nobody_up(running: Running, stub: Any) -> None:
+    """What they do not read waits in their own outbox; leaving gives everything back."""
+    request: dict[str, Any] = {
+        "token_ids": pb.TokenIds(ids=[50, 206, 282]),
+        "stopping": sampling_pb2.StoppingParams(max_tokens=600, ignore_eos=True),
+        "return_logits_digests": True,
+    }
+    expected = (await run(stub, **request)).answer
+    async with connected(running.address, ("grpc.http2.lookahead_bytes", 1)) as other:
+        calls = [other.Generate(pb.GenerateRequest(**request)) for _ in range(4)]
+        readers = [aiter(call) for call in calls]
+        for reader in readers:
+            assert (await anext(reader)).WhichOneof("event") == "accepted"
+        # As long again as their whole output: by now it waits for them.
+        assert (await run(stub, **request)).answer == expected
+        for call in calls[1:]:
+            call.cancel()
+        ids: list[int] = []
+        text = ""
+        async for event in readers[0]:
+            ids += event.delta.token_ids
+            text += event.delta.text + event.finished.text
+        assert (tuple(ids), text) == expected
