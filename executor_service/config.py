@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 PREFIX: Final = "ISOBATCH_EXECUTOR_"
-UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni")
+UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni", "neon")
 
 
 @dataclass(frozen=True, slots=True)

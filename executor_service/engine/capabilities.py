@@ -68,6 +68,11 @@ def numeric_class(rope_digest: str) -> str:
     return CLASS_PREFIX + rope_digest
 
 
+def backend_name(unit: str) -> str:
+    """Return the backend that a unit belongs to: itself for devices, else the CPU."""
+    return unit if unit in ("metal", "cuda", "reference") else "cpu"
+
+
 def package_version(name: str) -> str:
     """Return an installed distribution's version; "unknown" in a bare source tree."""
     try:

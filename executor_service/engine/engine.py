@@ -13,6 +13,7 @@ from executor_service.engine.capabilities import (
     Capabilities,
     ModelDescription,
     SelfTestResult,
+    backend_name,
     device_name,
     numeric_class,
     package_version,
@@ -128,7 +129,7 @@ def build_engine(
         limits=limits,
         build=Build(
             version=package_version("isobatch"),
-            backend="cpu",
+            backend=backend_name(backend.unit),
             device=device_name(),
             unit=backend.unit,
             mlx_version=package_version("mlx"),

@@ -44,6 +44,8 @@ _FORMATS = (
     (5, 32, 32),
     (6, 64, 64),
 )
+# Comparisons of one unit: every format at every height, and a whole program.
+NUM_CASES = len(_FORMATS) * len(_OUTPUTS) + 1
 
 
 def random_weight(
