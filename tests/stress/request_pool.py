@@ -15,7 +15,8 @@ from scheduler_service.client import ChatMessage, GenerationParams, Prompt
 _WORDS: Final = (
     "the", "old", "bridge", "over", "a", "cold", "river", "where", "nobody", "fishes", "any",
     "more", "and", "every", "spring", "brings", "new", "boats", "children", "songs", "naïve",
-    "café", "日本語", "straße", "🦊", "stories", "stars,", "bread;", "1789", "3.14", "too.", "Why?", "So!",
+    "café", "日本語", "straße", "🦊", "stories", "stars,", "bread;", "1789", "3.14", "too.",
+    "Why?", "So!",
 )  # fmt: skip
 _STOPS: Final = (" the", ".", "\n", "e ", "and ", "ing", "語", "🦊", "never to be found in a text")
 
@@ -53,7 +54,8 @@ def make_pool(profile: Profile, seed: int, size: int) -> tuple[PoolRequest, ...]
 def _request(profile: Profile, rng: random.Random, index: int) -> tuple[Prompt, GenerationParams]:
     params = replace(
         _SAMPLING[index % len(_SAMPLING)](rng),
-        max_tokens=_log_uniform(rng, 1, profile.max_tokens),
+        # Long ones are common enough to fill the cache.
+        max_tokens=rng.choice((_log_uniform(rng, 1, profile.max_tokens), profile.max_tokens)),
         ignore_eos=rng.random() < 0.6,
         include_special_tokens=rng.random() < 0.2,
         coalesce_ms=rng.choice((0, 0, 0, 5, 30)),
