@@ -12,7 +12,7 @@ from isobatch_kernels.self_test import first_difference
 from isobatch_kernels.step import Backend
 
 # Fastest first. Each must give the reference's bits; a unit that does not is passed over.
-FAST_UNITS = ("vnni", "avx2", "scalar")
+FAST_UNITS = ("vnni", "avx2", "neon", "scalar")
 UNITS = (*FAST_UNITS, "reference")
 UNIT_VARIABLE = "ISOBATCH_CPU_UNIT"
 
@@ -74,7 +74,7 @@ def create_backend(
         max_num_seqs: most token rows of a step.
         max_num_batched_tokens: most tokens of a step.
         backend: "auto" or "cpu".
-        unit: "auto", "reference", "scalar", "avx2" or "vnni".
+        unit: "auto", "reference", "scalar", "avx2", "vnni" or "neon".
         num_threads: threads that share a step; 0 for the number of usable CPUs.
 
     Raises:

@@ -39,12 +39,13 @@ const RowOps* find_row_ops(const std::string& name) {
   if (name == "scalar") return scalar_row_ops();
   if (name == "avx2" && cpu.avx2) return avx2_row_ops();
   if (name == "avx512" && cpu.avx512_vnni) return avx512_row_ops();
+  if (name == "neon" && cpu.neon) return neon_row_ops();
   return nullptr;
 }
 
 std::vector<std::string> row_ops_names() {
   std::vector<std::string> names;
-  for (const char* name : {"scalar", "avx2", "avx512"})
+  for (const char* name : {"scalar", "avx2", "avx512", "neon"})
     if (find_row_ops(name)) names.push_back(name);
   return names;
 }

@@ -13,6 +13,11 @@
 #if defined(__linux__)
 #include <sched.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 namespace isobatch {
 
@@ -36,6 +41,20 @@ CpuFeatures detect_cpu_features() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
   features.avx2 = ymm && avx && fma && f16c && bit(b, 5);
   features.avx512_vnni = features.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && bit(c, 11);
+  return features;
+}
+#elif defined(__aarch64__)
+CpuFeatures detect_cpu_features() {
+  CpuFeatures features;
+  features.neon = true;
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP, which old system headers lack
+  features.dotprod = (getauxval(AT_HWCAP) & kDotProducts) != 0;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  features.dotprod = sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has != 0;
+#endif
   return features;
 }
 #else

@@ -7,9 +7,12 @@ namespace isobatch {
 struct CpuFeatures {
   bool avx2 = false;         // with FMA and F16C
   bool avx512_vnni = false;  // with AVX-512 F, BW, DQ, VL
+  bool neon = false;         // of aarch64
+  bool dotprod = false;      // NEON's dot products of bytes
 };
 
-// Reads cpuid and asks whether the operating system saves the registers. All false on other architectures.
+// On x86-64 reads cpuid and asks whether the operating system saves the registers; on aarch64 asks the operating system.
+// All false on other architectures.
 CpuFeatures detect_cpu_features();
 
 // CPUs this process may use: the affinity mask, limited by the control group's quota; at least 1.

@@ -80,5 +80,7 @@ const LinearOps* scalar_linear_ops();
 // Null where not compiled in.
 const LinearOps* avx2_linear_ops();
 const LinearOps* avx512_linear_ops();
+const LinearOps* neon_linear_ops();
+const LinearOps* neon_dotprod_linear_ops();
 
 }  // namespace isobatch

@@ -61,7 +61,7 @@ void tile_rows(const PackedView& w, const ActView& x, const LinearOutput& out, i
   const size_t first = x.block_index(m0, 0);
   const float *d = x.d + first, *s[2] = {x.s + first, x.s + first};
   if (kParts == 2) s[0] = x.s_low + first, s[1] = x.s_high + first;
-  __m256 total[R];
+  __m256 total[R] = {};
   bool started = false;
   for (int slice = 0; slice < kSlices; slice++) {
     const int begin = slice_begin(slice, w.NB), end = slice_begin(slice + 1, w.NB);

@@ -52,5 +52,6 @@ static inline size_t attention_scratch_floats(int group, int head_dim) {
 const RowOps* scalar_row_ops();
 const RowOps* avx2_row_ops();
 const RowOps* avx512_row_ops();
+const RowOps* neon_row_ops();
 
 }  // namespace isobatch
