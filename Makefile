@@ -5,7 +5,8 @@ PROMPT ?= Hello! In two sentences: who are you, and what can you help me with?
 override PROMPT := $(value PROMPT)
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST_ARGS ?= -n 2
+# Tests of one file stay together, so that what they share (a model, two services) starts once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 export ISOBATCH_VENV := $(VENV)
 export PROMPT
 

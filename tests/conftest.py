@@ -34,9 +34,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 # Run only when -m names them.
 ON_REQUEST = ("bench", "stress")
 
+# Whole processes with a real model take their time where other work shares the processors.
+END_TO_END_TIMEOUT_SECONDS = 400
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out benchmarks and stress tests unless -m asks for them."""
+    """Leave out benchmarks and stress tests unless -m asks for them; give end-to-end tests time."""
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "e2e"):
+            item.add_marker(pytest.mark.timeout(END_TO_END_TIMEOUT_SECONDS))
     asked_for = config.getoption("-m")
     left_out = [mark for mark in ON_REQUEST if mark not in asked_for]
     kept = [item for item in items if not any(item.get_closest_marker(mark) for mark in left_out)]
