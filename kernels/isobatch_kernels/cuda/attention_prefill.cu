@@ -1,0 +1,162 @@
+// Attention of many tokens of one sequence: a warp takes 8 consecutive tokens of one head and goes through the chunks in
+// ascending order; eight warps of a block are neighbours, so they read the same keys and values at about the same time.
+// Further blocks merge the chunks of single tokens (attention.cu), so that one launch writes all rows.
+// @use common
+
+// @kernel attention_prefill
+// @inputs queries begins counts rows positions tables cache layer window partials tokens
+// @outputs context
+// begins, counts (n): first token and number of tokens (0..64) of each part; tokens (m): rows with partials; others as
+// attention_chunks. context (T, heads, D). Template: HEADS, KV_HEADS, D. Blocks (heads, n + m) of 256.
+{
+  constexpr int kEach = (D + 31) / 32;
+  extern __shared__ uint4 shared[];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, head = blockIdx.x, kv_head = head / (HEADS / KV_HEADS);
+  const int w = window_shape[0] - 1;
+  if (blockIdx.y >= counts_shape[0]) {
+    const int item = blockIdx.y - counts_shape[0], row = tokens[item], d = threadIdx.x, chunks = partials_shape[2];
+    if (d >= D) return;
+    const float* part = partials + ((size_t)item * HEADS + head) * chunks * (D + 2);
+    const int position = positions[row], first = (w > 0 ? max(position + 1 - w, 0) : 0) / kChunk, end = position / kChunk + 1;
+    float m = part[first * (D + 2)], l = part[first * (D + 2) + 1], o = part[first * (D + 2) + 2 + d];
+    for (int chunk = first + 1; chunk < end; chunk++) {
+      const float* next = part + chunk * (D + 2);
+      const float top = fmaxf(m, next[0]);
+      const float fa = x1_exp(x1_add(m, -top)), fc = x1_exp(x1_add(next[0], -top));
+      o = x1_flush(x1_fma(o, fa, x1_mul(next[2 + d], fc)), kOutputFloor);
+      l = x1_fma(l, fa, x1_mul(next[1], fc));
+      m = top;
+    }
+    context[((size_t)row * HEADS + head) * D + d] = x1_mul(o, x1_recip(l));
+    return;
+  }
+  float* query = reinterpret_cast<float*>(shared) + warp * 8 * (D + kChunk);  // [8][D]
+  float* weights = query + 8 * D;                                             // [256][8]
+  const int count = min(counts[blockIdx.y] - warp * 8, 8), token = begins[blockIdx.y] + warp * 8;
+  if (count <= 0) return;
+  const int low = positions[token], high = low + count - 1;
+  const int* table = tables + (size_t)rows[token] * tables_shape[1];
+  const size_t pool = (size_t)cache_shape[2] * KV_HEADS * kSlots * D;
+  const __half *keys = reinterpret_cast<const __half*>(cache) + 2 * (layer_shape[0] - 1) * pool, *values = keys + pool;
+  for (int i = lane; i < 8 * D; i += 32) {
+    query[i] = queries[((size_t)(token + min(i / D, count - 1)) * HEADS + head) * D + i % D];
+  }
+  __syncwarp();
+  float m[8], l[8], o[8][kEach];
+  bool any[8];
+#pragma unroll
+  for (int r = 0; r < 8; r++) any[r] = false;
+  const int first_of_all = w > 0 ? max(low + 1 - w, 0) : 0;
+  for (int chunk = first_of_all / kChunk; chunk <= high / kChunk; chunk++) {
+    const int start = chunk * kChunk;
+    float s[8][8];  // [token][key lane + 32*i]
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int j = min(start + lane + 32 * i, high);
+      const __half* key = keys + ((size_t)table[j / kSlots] * KV_HEADS + kv_head) * kSlots * D + j % kSlots * 8;
+#pragma unroll
+      for (int r = 0; r < 8; r++) s[r][i] = 0.0f;
+      if (start + 32 * i > high) continue;
+#pragma unroll 2
+      for (int d = 0; d < D; d += 8) {
+        const uint4 raw = *reinterpret_cast<const uint4*>(key + d * kSlots);
+        const __half* k = reinterpret_cast<const __half*>(&raw);
+        float v[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = __half2float(k[e]);
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+          const float4 a = *reinterpret_cast<const float4*>(query + r * D + d);
+          const float4 b = *reinterpret_cast<const float4*>(query + r * D + d + 4);
+          float c = s[r][i];
+          c = x1_fma(a.x, v[0], c);
+          c = x1_fma(a.y, v[1], c);
+          c = x1_fma(a.z, v[2], c);
+          c = x1_fma(a.w, v[3], c);
+          c = x1_fma(b.x, v[4], c);
+          c = x1_fma(b.y, v[5], c);
+          c = x1_fma(b.z, v[6], c);
+          s[r][i] = x1_fma(b.w, v[7], c);
+        }
+      }
+    }
+    float chunk_m[8], chunk_l[8];
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+      const int position = low + r, first = w > 0 ? position + 1 - w : 0;
+      float top = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int j = start + lane + 32 * i;
+        if (j < first || j > position) s[r][i] = -INFINITY;
+        top = fmaxf(top, s[r][i]);
+      }
+      chunk_m[r] = x1_warp_max(top);
+#pragma unroll
+      for (int i = 0; i < 8; i++) s[r][i] = s[r][i] == -INFINITY ? 0.0f : x1_exp(x1_add(s[r][i], -chunk_m[r]));
+      chunk_l[r] = __shfl_sync(kAllLanes, x1_tree256(s[r]), 0);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float4* at = reinterpret_cast<float4*>(weights + (lane + 32 * i) * 8);
+      at[0] = make_float4(s[0][i], s[1][i], s[2][i], s[3][i]);
+      at[1] = make_float4(s[4][i], s[5][i], s[6][i], s[7][i]);
+    }
+    __syncwarp();
+    float part[8][kEach];
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+#pragma unroll
+      for (int e = 0; e < kEach; e++) part[r][e] = 0.0f;
+    }
+    const int from = max(start, first_of_all), to = min(start + kChunk, high + 1);
+#pragma unroll 4
+    for (int j = from; j < to; j++) {
+      const __half* value = values + (((size_t)table[j / kSlots] * KV_HEADS + kv_head) * kSlots + j % kSlots) * D + lane * kEach;
+      float v[kEach];
+      if (D == 128) {
+        const uint2 raw = *reinterpret_cast<const uint2*>(value);
+        const __half* h = reinterpret_cast<const __half*>(&raw);
+#pragma unroll
+        for (int e = 0; e < kEach; e++) v[e] = __half2float(h[e]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < kEach; e++) v[e] = lane * kEach + e < D ? __half2float(value[e]) : 0.0f;
+      }
+      const float4 a = *reinterpret_cast<const float4*>(weights + (j - start) * 8);
+      const float4 b = *reinterpret_cast<const float4*>(weights + (j - start) * 8 + 4);
+      const float p[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int r = 0; r < 8; r++) {
+#pragma unroll
+        for (int e = 0; e < kEach; e++) part[r][e] = x1_fma(p[r], v[e], part[r][e]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+      if (chunk_m[r] == -INFINITY) continue;
+      const bool merge = any[r];
+      const float top = merge ? fmaxf(m[r], chunk_m[r]) : chunk_m[r];
+      const float fa = merge ? x1_exp(x1_add(m[r], -top)) : 0.0f, fc = x1_exp(x1_add(chunk_m[r], -top));
+#pragma unroll
+      for (int e = 0; e < kEach; e++) {
+        const float c = x1_flush(part[r][e], kOutputFloor);
+        o[r][e] = merge ? x1_flush(x1_fma(o[r][e], fa, x1_mul(c, fc)), kOutputFloor) : c;
+      }
+      l[r] = merge ? x1_fma(l[r], fa, x1_mul(chunk_l[r], fc)) : chunk_l[r];
+      m[r] = top;
+      any[r] = true;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 8; r++) {
+    if (r >= count) continue;
+    const float scale = x1_recip(l[r]);
+#pragma unroll
+    for (int e = 0; e < kEach; e++) {
+      const int d = lane * kEach + e;
+      if (d < D) context[((size_t)(token + r) * HEADS + head) * D + d] = x1_mul(o[r][e], scale);
+    }
+  }
+}

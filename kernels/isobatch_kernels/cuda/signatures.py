@@ -1,0 +1,89 @@
+"""Types and template parameters of the kernels: what a compiler needs to check them alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isobatch_kernels.cuda.source import KernelSource
+
+# Element types of buffers; float where a name is not listed.
+_TYPES: Final = {
+    "q": "__half",
+    "cache": "__half",
+    "flags": "uint32_t",
+    **dict.fromkeys(("op", "window", "width", "stride", "layer", "count"), "float"),
+    **dict.fromkeys(
+        (
+            *("rows", "ids", "positions", "blocks", "tokens", "tables", "begins", "counts"),
+            *("edit_starts", "edit_ids", "edited", "done", "answers", "chunk_ids", "results"),
+        ),
+        "int32_t",
+    ),
+}
+_MODEL: Final = {"HEADS": 28, "KV_HEADS": 4, "D": 128}
+_ROWS: Final = {"SB": 4, "B": 64, "ST": 0}
+# Template parameters that each kernel is checked with; several sets where they change its paths.
+VARIANTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
+    "linear_rows": (
+        *(
+            {**_ROWS, "NT": nt, "MT": mt, "STAGES": 4, "LOGIT": 0}
+            for nt, mt in ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4))
+        ),
+        {"SB": 4, "B": 32, "ST": 0, "NT": 1, "MT": 1, "STAGES": 4, "LOGIT": 0},
+        {"SB": 4, "B": 16, "ST": 1, "NT": 2, "MT": 1, "STAGES": 4, "LOGIT": 0},
+        {"SB": 8, "B": 32, "ST": 2, "NT": 2, "MT": 1, "STAGES": 4, "LOGIT": 1},
+        {"SB": 8, "B": 64, "ST": 2, "NT": 2, "MT": 2, "STAGES": 4, "LOGIT": 1},
+    ),
+    "linear_tiles": (
+        {**_ROWS, "MT": 4, "STAGES": 4, "LOGIT": 0},
+        {**_ROWS, "MT": 2, "STAGES": 4, "LOGIT": 0},
+        {"SB": 4, "B": 32, "ST": 0, "MT": 4, "STAGES": 4, "LOGIT": 0},
+        {"SB": 8, "B": 32, "ST": 2, "MT": 2, "STAGES": 4, "LOGIT": 1},
+    ),
+    "quantize": ({"A": 64, "HALVES": 0}, {"A": 32, "HALVES": 1}),
+    "gate_quantize": ({"A": 64, "HALVES": 0},),
+    "norm_quantize": ({"A": 64, "HALVES": 0}, {"A": 32, "HALVES": 1}),
+    "embed": (_ROWS, {"SB": 8, "B": 32, "ST": 2}),
+    "rope_write_kv": ({**_MODEL, "INTERLEAVED": 0}, {**_MODEL, "INTERLEAVED": 1}),
+    "attention_chunks": (_MODEL, {"HEADS": 4, "KV_HEADS": 2, "D": 24}),
+    "attention_merge_quantize": ({"HEADS": 28, "D": 128, "A": 64, "HALVES": 0},),
+    "attention_prefill": (_MODEL, {"HEADS": 4, "KV_HEADS": 2, "D": 24}),
+    "prepare_dense": ({"BFLOAT": 1}, {"BFLOAT": 0}),
+    "dense": ({"LOGIT": 0},),
+}
+
+
+def _type(kernel: str, name: str) -> str:
+    if kernel.startswith("linear") or kernel == "embed":
+        return "uint32_t" if name == "w" else _TYPES.get(name, "float")
+    if name == "w":
+        return "__nv_bfloat16"
+    return _TYPES.get(name, "float")
+
+
+def stand_alone(kernel: KernelSource, template: dict[str, int], name: str) -> str:
+    """A kernel with a signature as MLX writes it, without the header."""
+    parameters = []
+    for buffer in kernel.inputs:
+        parameters.append(f"const {_type(kernel.name, buffer)}* {buffer}")
+        if f"{buffer}_shape" in kernel.body:
+            parameters.append(f"const __grid_constant__ Shape {buffer}_shape")
+        if f"{buffer}_strides" in kernel.body:
+            parameters.append(f"const __grid_constant__ Strides {buffer}_strides")
+    parameters += [f"{_type(kernel.name, buffer)}* {buffer}" for buffer in kernel.outputs]
+    constants = "".join(f"constexpr int {key} = {value};\n" for key, value in template.items())
+    return f"__global__ void {name}({', '.join(parameters)}) {{\n{constants}{kernel.body}\n}}\n"
+
+
+def translation_unit(kernel: KernelSource) -> str:
+    """Every variant of a kernel, ready for a CUDA compiler."""
+    shapes = (
+        "#include <cstdint>\n"
+        "struct Shape { int32_t v[8]; __device__ int32_t operator[](int i) const { return v[i]; } };\n"
+        "struct Strides { int64_t v[8]; __device__ int64_t operator[](int i) const { return v[i]; } };\n"
+    )
+    variants = VARIANTS.get(kernel.name, ({},))
+    bodies = (
+        stand_alone(kernel, template, f"{kernel.name}_{i}") for i, template in enumerate(variants)
+    )
+    return shapes + kernel.header + "".join(bodies)
