@@ -6,6 +6,7 @@ Exit codes: 0 stopped by a signal, 78 configuration or model cannot be used, 1 a
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Final
@@ -39,11 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
     from executor_service.server import Server
 
+    is_loading = False
+
     async def serve() -> int:
-        return await Server(config, location, create_backend, self_test).run()
+        nonlocal is_loading
+        server = Server(config, location, create_backend, self_test)
+        code = await server.run()
+        is_loading = server.is_engine_running
+        return code
 
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        return runner.run(serve())
+        code = runner.run(serve())
+    if is_loading:
+        # Native code that loads a model cannot be interrupted, and an interpreter that shuts down
+        # under it aborts the process. Everything else has ended: leave without shutting down.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def native_kernels(unit: str) -> tuple[BackendFactory, SelfTest]:

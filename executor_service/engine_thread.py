@@ -30,6 +30,11 @@ class EngineThread:
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def submit(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
         """Queue work and return its future; call it on the event loop.
 

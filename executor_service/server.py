@@ -16,6 +16,7 @@ from prometheus_client import start_http_server
 
 from executor_service import logs, socket_paths
 from executor_service.engine.engine import build_engine
+from executor_service.engine.memory import give_back
 from executor_service.engine_thread import EngineThread
 from executor_service.errors import ConfigError, DrainingError, StartError
 from executor_service.host import Host
@@ -87,6 +88,11 @@ class Server:
         finally:
             await server.stop(_STOP_GRACE_SECONDS)
 
+    @property
+    def is_engine_running(self) -> bool:
+        """True while the engine thread is alive: after `run`, when it was stopped while loading."""
+        return self._thread.is_alive
+
     def request_stop(self) -> None:
         """Ask to stop: the first time after the live session, the second time at once."""
         self._stop_requests += 1
@@ -110,13 +116,7 @@ class Server:
 
     async def _serve(self) -> int:
         started = time.monotonic()
-        loading = asyncio.ensure_future(
-            self._host.run(
-                lambda: build_engine(
-                    self._config, self._location, self._create_backend, self._self_test
-                )
-            )
-        )
+        loading = asyncio.ensure_future(self._host.run(self._load))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,6 +133,12 @@ class Server:
             loading.cancel()
             stopping.cancel()
         return EXIT_OK
+
+    def _load(self) -> Engine:
+        """Build the engine; on the engine thread."""
+        engine = build_engine(self._config, self._location, self._create_backend, self._self_test)
+        give_back()
+        return engine
 
     async def _serve_engine(self, engine: Engine, metrics: Metrics, seconds: float) -> None:
         self._host.set_ready(engine, metrics)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_serves_metrics_and_ends_on_a_signal(
         assert len(text.splitlines()) <= 300
         assert service.stop(number) == 0
     assert not (folder / "x.sock").exists()
+
+
+def test_a_signal_while_the_model_loads_ends_it_as_well(folder: Path, model: Path) -> None:
+    path = folder / "x.sock"
+    command = [sys.executable, "-m", "executor_service", "--metrics-port", "0", *FLAGS]
+    command += ["--model", str(model), "--listen", f"unix:{path}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        while not path.exists() and process.poll() is None:
+            time.sleep(0.002)
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
 
 
 def test_takes_over_the_socket_of_a_killed_process_but_not_of_a_live_one(
