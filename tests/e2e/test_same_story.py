@@ -33,9 +33,16 @@ def pair() -> Iterator[ServicePair]:
 
 
 @pytest.fixture(scope="module")
-def alone(pair: ServicePair) -> list[Completion]:
+def runner() -> Iterator[asyncio.Runner]:
+    # One event loop for all: gRPC's poller goes on to call loops that are closed.
+    with asyncio.Runner() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def alone(runner: asyncio.Runner, pair: ServicePair) -> list[Completion]:
     """The three cases, one after the other, with nothing else to do; chunks of 512 tokens."""
-    return [_ask(pair, params) for params in CASES]
+    return [runner.run(_ask(pair, params)) for params in CASES]
 
 
 async def _complete(client: AsyncClient, prompt: str, params: GenerationParams) -> Completion:
@@ -43,14 +50,12 @@ async def _complete(client: AsyncClient, prompt: str, params: GenerationParams) 
         return await stream.completion()
 
 
-def _ask(pair: ServicePair, params: GenerationParams, prompt: str = LONG_PROMPT) -> Completion:
+async def _ask(
+    pair: ServicePair, params: GenerationParams, prompt: str = LONG_PROMPT
+) -> Completion:
     """Run one request on the scheduler that was started last."""
-
-    async def run() -> Completion:
-        async with AsyncClient(pair.schedulers[-1].address) as client:
-            return await _complete(client, prompt, params)
-
-    return asyncio.run(run())
+    async with AsyncClient(pair.schedulers[-1].address) as client:
+        return await _complete(client, prompt, params)
 
 
 async def _among_others(address: str) -> list[Completion]:
@@ -83,9 +88,9 @@ def _check_equal(got: Completion, wanted: Completion) -> None:
 
 
 def test_requests_alone_equal_requests_among_sixteen_others(
-    pair: ServicePair, alone: list[Completion]
+    runner: asyncio.Runner, pair: ServicePair, alone: list[Completion]
 ) -> None:
-    together = asyncio.run(_among_others(pair.schedulers[0].address))
+    together = runner.run(_among_others(pair.schedulers[0].address))
     for got, wanted in zip(together, alone, strict=True):
         _check_equal(got, wanted)
 
@@ -94,20 +99,20 @@ def test_requests_alone_equal_requests_among_sixteen_others(
 # session of the last one.
 @pytest.mark.parametrize("chunk", [64, 7, 1])
 def test_prefill_chunks_do_not_change_a_bit(
-    pair: ServicePair, alone: list[Completion], chunk: int
+    runner: asyncio.Runner, pair: ServicePair, alone: list[Completion], chunk: int
 ) -> None:
     scheduler = pair.start_scheduler("--max-prefill-chunk", str(chunk))
-    answer = _ask(pair, GREEDY)
+    answer = runner.run(_ask(pair, GREEDY))
     scheduler.stop()
     _check_equal(answer, alone[0])
 
 
-def test_digests_tell_prompts_apart(pair: ServicePair) -> None:
+def test_digests_tell_prompts_apart(runner: asyncio.Runner, pair: ServicePair) -> None:
     """The digest is of real logits: another prompt gives another one."""
     pair.start_scheduler()
     one_token = replace(GREEDY, max_tokens=1)
     first, again, other = (
-        _ask(pair, one_token, prompt).logits_digests[0]
+        runner.run(_ask(pair, one_token, prompt)).logits_digests[0]
         for prompt in ("The sea is", "The sea is", "The sea was")
     )
     assert first == again

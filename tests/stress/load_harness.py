@@ -244,12 +244,16 @@ def executor_flags(settings: Settings, metrics_port: int) -> tuple[str, ...]:
 
 
 def _check_solo_again(
-    run: _Run, pool: tuple[PoolRequest, ...], solos: list[solo_runs.Answer], result: Result
+    runner: asyncio.Runner,
+    run: _Run,
+    pool: tuple[PoolRequest, ...],
+    solos: list[solo_runs.Answer],
+    result: Result,
 ) -> None:
     """Run some requests alone once more, after all that load."""
     some = random.Random(result.settings.seed).sample(pool, min(6, len(pool)))
-    for request, answer in zip(some, asyncio.run(solo_runs.run_alone(run.address, some)),
-                               strict=True):  # fmt: skip
+    answers = runner.run(solo_runs.run_alone(run.address, some))
+    for request, answer in zip(some, answers, strict=True):
         found = solo_runs.differences(answer, solos[request.index])
         result.violations += [f"alone afterwards, request {request.index}: {x}" for x in found]
 
@@ -267,20 +271,21 @@ def stress(
     try:
         model = model_path(profile, folder)
         ports = [_free_port(), _free_port()]
-        with running_pair(
+        services = running_pair(
             model,
             executor_flags=executor_flags(settings, ports[1]),
             scheduler_flags=("--metrics-port", str(ports[0])),
-        ) as pair:
+        )
+        with services as pair, asyncio.Runner() as runner:
             run = _Run(settings, folder, pair, model, ports)
             started = time.monotonic()
-            solos = asyncio.run(solo_runs.run_alone(run.address, pool))
+            solos = runner.run(solo_runs.run_alone(run.address, pool))
             result.solo_seconds = time.monotonic() - started
             edit_solos(solos)
             solo_runs.save(run.solo_path, solos)
             report(f"{len(solos)} solo runs in {result.solo_seconds:.1f} s")
             _play_rounds(run, result, report)
-            _check_solo_again(run, pool, solos, result)
+            _check_solo_again(runner, run, pool, solos, result)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return result

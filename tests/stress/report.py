@@ -3,54 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import shlex
-import subprocess
-import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
-
 from tests.stress.load_harness import Result, Round
-
-
-def machine() -> dict[str, str | int | None]:
-    """What a result depends on."""
-    processor = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = names[0].split(":", 1)[1].strip() if names else processor
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-
-
-def command() -> str:
-    """The command line of this process, relative to the repository."""
-    script = Path(sys.argv[0]).resolve()
-    root = Path(__file__).resolve().parents[2]
-    name = script.relative_to(root) if script.is_relative_to(root) else Path(script.name)
-    return shlex.join(["python", str(name), *sys.argv[1:]])
+from tests.support import machine_facts
 
 
 def write_json(path: Path, result: Result) -> None:
     """Write everything that was counted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"command": command(), "machine": machine(), "is_clean": result.is_clean}
+    document = {
+        "command": machine_facts.command(),
+        "machine": machine_facts.machine(),
+        "is_clean": result.is_clean,
+    }
     path.write_text(json.dumps(document | asdict(result), indent=1) + "\n")
 
 
@@ -74,15 +41,11 @@ def _row(index: int, played: Round) -> str:
 
 def markdown(result: Result) -> str:
     """Return a section of Markdown."""
-    facts = machine()
     settings = result.settings
     last = result.rounds[-1].idle
     assert last is not None
     lines = [
-        f"- Command: `{command()}`",
-        f"- Machine: {facts['processor']}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
-        f"{facts['system']}, Python {facts['python']}",
-        f"- Commit {facts['commit']}, {facts['date']}",
+        machine_facts.markdown().rstrip(),
         f"- Model: {settings.profile}; cache {settings.kv_memory_mb} MiB; {settings.pool_size} "
         f"distinct requests; seed {settings.seed}",
         f"- Requests: {result.total('requests'):,}, of which {result.total('whole'):,} ran to "
