@@ -11,7 +11,7 @@ export ISOBATCH_VENV := $(VENV)
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test check format protos bench requirements clean
+.PHONY: help setup run serve test check format protos bench stress requirements clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ protos: ## Write the generated code of the contract anew
 bench: ## Measure speed (writes bench-results/)
 	@scripts/setup dev
 	@$(BIN)/python tests/bench/bench_serving.py $(BENCH_ARGS)
+
+stress: ## Ten minutes of load with 64 streams (writes stress-results/)
+	@scripts/setup dev
+	@$(BIN)/python tests/stress/run_stress.py $(STRESS_ARGS)
 
 requirements: ## Pin the requirement files anew (needs uv)
 	@scripts/pin-requirements --upgrade
