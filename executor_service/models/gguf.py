@@ -66,6 +66,15 @@ def load_gguf(path: Path, header: GgufHeader) -> Checkpoint:
     names = {
         tensor: our_name(tensor, source) for tensor in header.tensors if tensor != FREQUENCY_FACTORS
     }
+    # The sizes are read again below, with the weights; what cannot be served is refused before
+    # gigabytes of them are.
+    config_from_gguf(
+        header.metadata,
+        vocab_size=1,
+        tied_embeddings=True,
+        frequency_factors=None,
+        source=source,
+    )
     digest = _digest(path, header)
     try:
         tensors = mx.load(source, format="gguf")
