@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from executor_service import logs, socket_paths
@@ -73,20 +71,26 @@ class Server:
         path = socket_paths.socket_path(self._config.listen)
         try:
             socket_paths.prepare(path)
-            server = self._make_server(path)
-            await server.start()
         except StartError as error:
             _LOG.error("cannot start", error=str(error))
             return EXIT_CONFIG
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
-        await self._set_health(is_serving=False)
-        # The thread starts after the socket is bound: the umask of binding is the process's.
+        # Loading takes longest, so it begins first.
         self._thread.start()
+        started = time.monotonic()
+        loading = asyncio.ensure_future(self._host.run(self._load))
         try:
-            return await self._serve()
+            server = await self._listen(path)
+            try:
+                return await self._serve(loading, started)
+            finally:
+                await server.stop(_STOP_GRACE_SECONDS)
+        except StartError as error:
+            _LOG.error("cannot start", error=str(error))
+            return EXIT_CONFIG
         finally:
-            await server.stop(_STOP_GRACE_SECONDS)
+            if loading.done():
+                await asyncio.to_thread(self._thread.stop)
+            loading.cancel()
 
     @property
     def is_engine_running(self) -> bool:
@@ -98,40 +102,39 @@ class Server:
         self._stop_requests += 1
         self._stop.set()
 
-    def _make_server(self, path: Path) -> grpc.aio.Server:
+    async def _listen(self, path: Path) -> grpc.aio.Server:
         server = grpc.aio.server(options=_OPTIONS)
         pb_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(self._host), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._config.reflection:
+            # Imported here, while the model loads: it takes as long as the rest of gRPC.
+            from grpc_reflection.v1alpha import reflection
+
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
-        mask = os.umask(0o177)
+        await self._set_health(is_serving=False)
         try:
             server.add_insecure_port(self._config.listen)
-        except RuntimeError as error:
+            socket_paths.make_private(path)
+        except (RuntimeError, OSError) as error:
             raise ConfigError(f"[listen] the socket must be free, got {error}: {path}") from error
-        finally:
-            os.umask(mask)
+        await server.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
         return server
 
-    async def _serve(self) -> int:
-        started = time.monotonic()
-        loading = asyncio.ensure_future(self._host.run(self._load))
+    async def _serve(self, loading: asyncio.Future[Engine], started: float) -> int:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                return EXIT_OK  # asked to stop while loading: the thread is a daemon
-            try:
-                engine = loading.result()
-                with _MetricsPage(self._config, engine) as metrics:
-                    await self._serve_engine(engine, metrics, time.monotonic() - started)
-            except StartError as error:
-                _LOG.error("cannot start", error=str(error))
-                return EXIT_CONFIG
+            first: set[asyncio.Future[Any]] = {loading, stopping}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            loading.cancel()
             stopping.cancel()
+        if not loading.done():
+            return EXIT_OK  # asked to stop while loading, which cannot be interrupted
+        engine = loading.result()
+        with _MetricsPage(self._config, engine) as metrics:
+            await self._serve_engine(engine, metrics, time.monotonic() - started)
         return EXIT_OK
 
     def _load(self) -> Engine:

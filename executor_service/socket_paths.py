@@ -88,3 +88,12 @@ def remove_stale(path: Path) -> None:
         except TimeoutError:
             pass
     raise ConfigError(f"[listen] the socket must be free, got one that a process serves: {path}")
+
+
+def make_private(path: Path) -> None:
+    """Give a bound socket mode 0600; raises OSError.
+
+    Its folder lets nobody else in, so nobody can have come before. A umask around binding would do
+    the same and also change the files that other threads make meanwhile.
+    """
+    path.chmod(0o600)

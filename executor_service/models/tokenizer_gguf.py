@@ -68,8 +68,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], source: str) -> Tokenize
     tokens = _strings(get("tokens"))
     if tokens is None or len(set(tokens)) != len(tokens):
         raise fail("tokens", "must be a list of different strings", get("tokens"))
-    merges = [pair.split(" ") for pair in _strings(get("merges")) or ()]
-    if not all(len(pair) == 2 for pair in merges):
+    merges = _strings(get("merges")) or []
+    if not all(pair.count(" ") == 1 for pair in merges):
         raise fail("merges", "must be pairs of pieces", get("merges"))
     types = get("token_type")
     types = [NORMAL] * len(tokens) if types is None else types
@@ -100,10 +100,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], source: str) -> Tokenize
 
 
 def tokenizer_document(
-    kind: str, tokens: Sequence[str], merges: Sequence[Sequence[str]], types: Sequence[int]
+    kind: str, tokens: Sequence[str], merges: Sequence[str], types: Sequence[int]
 ) -> Json:
     """Return the tokenizer.json document of a byte-level pair vocabulary.
 
+    `merges` are pairs of pieces with a space between them: byte-level pieces contain none.
     No template adds begin-of-text ids: the caller knows whether text starts a prompt.
     """
     cuts: list[Json] = [
@@ -145,7 +146,7 @@ def tokenizer_document(
             "byte_fallback": False,
             "ignore_merges": kind in _WHOLE_WORDS,
             "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": [list(pair) for pair in merges],
+            "merges": list(merges),
         },
     }
 
