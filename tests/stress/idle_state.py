@@ -121,7 +121,7 @@ def _live(watched: Watched) -> tuple[list[str], Stats, dict[str, float]]:
     return found, stats, outcomes
 
 
-def _grown(name: str, now: ProcessCounts, base: ProcessCounts) -> list[str]:
+def grown(name: str, now: ProcessCounts, base: ProcessCounts) -> list[str]:
     """Return what a process holds beyond its baseline, memory aside."""
     found = []
     if now.num_descriptors > base.num_descriptors:
@@ -146,9 +146,9 @@ def wait_idle(watched: Watched, base: Snapshot | None = None) -> tuple[Snapshot,
             _process(watched.scheduler_pid), _process(watched.executor_pid), outcomes, stats
         )
         if base is not None:
-            found += _grown("scheduler", snapshot.scheduler, base.scheduler)
+            found += grown("scheduler", snapshot.scheduler, base.scheduler)
             if base.executor.pid == snapshot.executor.pid:
-                found += _grown("executor", snapshot.executor, base.executor)
+                found += grown("executor", snapshot.executor, base.executor)
         if not found or time.monotonic() > deadline:
             return snapshot, found
         time.sleep(0.1)

@@ -251,7 +251,7 @@ def _check_solo_again(
     result: Result,
 ) -> None:
     """Run some requests alone once more, after all that load."""
-    some = random.Random(result.settings.seed).sample(pool, min(6, len(pool)))
+    some = random.Random(result.settings.seed).sample(pool, min(4, len(pool)))
     answers = runner.run(solo_runs.run_alone(run.address, some))
     for request, answer in zip(some, answers, strict=True):
         found = solo_runs.differences(answer, solos[request.index])

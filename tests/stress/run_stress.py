@@ -45,7 +45,7 @@ def main() -> int:
         rounds=tuple(counts[index % len(counts)] for index in range(num_rounds)),
         seconds_per_round=args.round_seconds,
         executor_kill_seconds=args.kill_executor,
-        kv_memory_mb=args.kv_memory_mb or {"real": 48, "tiny": 1}[args.model],
+        kv_memory_mb=args.kv_memory_mb or (1 if args.model == "tiny" else 48),
     )
     result = stress(settings, lambda line: print(line, flush=True))
     write_json(args.json, result)

@@ -37,7 +37,9 @@ def test_tiny_model_with_preemptions_and_killed_executors() -> None:
 
 
 def test_real_model() -> None:
-    settings = Settings(pool_size=10, rounds=(12,), seconds_per_round=5.0, num_generators=1)
+    settings = Settings(
+        profile="brief", pool_size=12, rounds=(1, 16), seconds_per_round=3.0, num_generators=1
+    )
     result = stress(settings, print)
     assert result.violations == []
     assert result.leaks == []
