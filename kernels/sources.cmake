@@ -32,8 +32,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(kernels_avx2 -mavx2 -mfma -mf16c)
   set(kernels_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # GCC's own AVX-512 headers trip this warning.
-    list(APPEND kernels_avx512 -Wno-maybe-uninitialized)
+    # GCC's own AVX-512 headers trip these warnings.
+    list(APPEND kernels_avx512 -Wno-maybe-uninitialized -Wno-uninitialized)
   endif()
   set_source_files_properties(${kernels_cpp}/linear_avx2.cpp ${kernels_cpp}/row_ops_avx2.cpp
     PROPERTIES COMPILE_OPTIONS "${kernels_avx2}")

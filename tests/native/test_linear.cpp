@@ -47,7 +47,9 @@ void quantized_case(Random& random, ThreadPool& pool, const LinearOps* ops, bool
   const bool half = random.once_in(2);
   const RandomWeight matrix(random, N, K, shape.bits, shape.group, half, !random.once_in(4));
   const int b = shape.group < shape.A ? shape.group : shape.A;
-  const auto plain = pack_quantized({matrix.source}, b, true, pool), packed = pack_quantized({matrix.source}, b, false, pool);
+  Arena arena;
+  const auto plain = pack_quantized({matrix.source}, b, true, arena, pool);
+  const auto packed = pack_quantized({matrix.source}, b, false, arena, pool);
   const int P = panel_rows(M);
   Activations natural(K, shape.A, M, P, ActFormat::kInt16, b < shape.A), other(K, shape.A, M, P, ops->format, b < shape.A);
   for (int m = 0; m < M; m++) {
@@ -80,7 +82,8 @@ void dense_case(Random& random, const LinearOps* ops, bool flush) {
   const bool bfloat = random.once_in(2);
   const std::vector<uint16_t> values = random_dense(random, N, K, bfloat);
   const DenseSource source{N, K, bfloat, values.data()};
-  const auto plain = pack_dense({source}, true), packed = pack_dense({source}, false);
+  Arena arena;
+  const auto plain = pack_dense({source}, true, arena), packed = pack_dense({source}, false, arena);
   std::vector<float> x, scaled((size_t)M * K), powers(M);
   for (int m = 0; m < M; m++) {
     const std::vector<float> row = random_row(random, K);
