@@ -6,9 +6,7 @@ scheduler is idle, every cache block is free, and descriptors and threads are as
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -17,19 +15,8 @@ import pytest
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from tests.support.bad_requests import EMPTY, BadRequest, biases, numbers, out_of_range
-from tests.support.bystanders import (
-    Answer,
-    Footprint,
-    assert_idle,
-    bystander_requests,
-    bystanders,
-    connected,
-    footprint,
-    refused,
-    run,
-    solo_answers,
-)
-from tests.support.services import ServicePair, running_pair
+from tests.support.bystanders import bystander_requests, connected, refused, run
+from tests.support.healthy_pair import HealthyPair, healthy_pair
 from tests.support.tiny_model import Storage, TinyShape, write_directory
 from tests.support.tiny_tokenizer import vocab_size
 
@@ -46,46 +33,18 @@ REQUESTS = bystander_requests(30, PROMPTS)
 GENERATE = "/isobatch.scheduler.v1.SchedulerService/Generate"
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A pair that has answered each bystander alone."""
-
-    pair: ServicePair
-    solo: list[Answer]
-    before: Footprint
-
-    @property
-    def address(self) -> str:
-        return self.pair.schedulers[0].address
-
-
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealthyPair]:
     model = tmp_path_factory.mktemp("models") / "tiny"
     write_directory(model, SHAPE, Storage(4))
-    with running_pair(model, executor_flags=FLAGS) as pair:
-        address = pair.schedulers[0].address
-        pids = [pair.executor.process.pid, pair.schedulers[0].process.pid]
-        solo = asyncio.run(solo_answers(address, REQUESTS))
-        asyncio.run(_warm(address))
-        yield Running(pair, solo, footprint(*pids))
-        assert [each.process.poll() for each in (pair.executor, pair.schedulers[0])] == [None] * 2
-
-
-async def _warm(address: str) -> None:
-    """Start the threads that encode long prompts, and all else that comes up on demand."""
-    async with connected(address) as stub:
-        request = pb.TokenizeRequest(text="one two three " * 2000)
-        await asyncio.gather(*(stub.Tokenize(request) for _ in range(8)))
+    with healthy_pair(model, REQUESTS, executor_flags=FLAGS) as pair:
+        yield pair
 
 
 @pytest.fixture
-async def stub(running: Running) -> AsyncIterator[Any]:
-    """The scheduler, with eight healthy streams beside the test and the leak rule after it."""
-    healthy = bystanders(running.address, REQUESTS, running.solo)
-    async with healthy, connected(running.address) as stub:
+async def stub(running: HealthyPair) -> AsyncIterator[Any]:
+    async with running.trouble() as stub:
         yield stub
-    await assert_idle(running.address, running.before)
 
 
 async def _check_refusals(stub: Any, cases: list[BadRequest]) -> None:
@@ -182,7 +141,7 @@ async def test_an_id_that_is_live_is_refused_and_can_be_used_again(stub: Any) ->
 
 
 async def test_b46_a_message_over_the_size_limit_is_refused_by_its_size(
-    stub: Any, running: Running
+    stub: Any, running: HealthyPair
 ) -> None:
     """The limit of a message is gRPC's own 4 MiB; one below it is read and judged."""
     big = ("grpc.max_send_message_length", 16 << 20)
@@ -201,7 +160,9 @@ async def test_b46_a_message_over_the_size_limit_is_refused_by_its_size(
                 assert f"larger than max ({size} vs. 4194304)" in found.message
 
 
-async def test_bytes_that_are_no_message_end_their_own_call(running: Running, stub: Any) -> None:
+async def test_bytes_that_are_no_message_end_their_own_call(
+    running: HealthyPair, stub: Any
+) -> None:
     async with grpc.aio.insecure_channel(running.address) as channel:
         for raw in (b"\xff" * 20, b"\x1a\x02\xc3\x28", b"\x0a\xff\xff\xff\xff\x0f"):
             method: Any = channel.unary_stream(GENERATE)
@@ -218,7 +179,7 @@ async def test_a_deadline_that_has_passed_ends_the_call(stub: Any) -> None:
         assert (await refused(call)).code is CODE.DEADLINE_EXCEEDED
 
 
-async def test_clients_that_never_read_hold_nobody_up(running: Running, stub: Any) -> None:
+async def test_clients_that_never_read_hold_nobody_up(running: HealthyPair, stub: Any) -> None:
     """What they do not read waits in their own outbox; leaving gives everything back."""
     request: dict[str, Any] = {
         "token_ids": pb.TokenIds(ids=[50, 206, 282]),
