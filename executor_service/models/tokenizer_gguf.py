@@ -94,9 +94,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], source: str) -> Tokenize
         chat_template=template if isinstance(template, str) else "",
         eos_token_ids=tuple(sorted(ends)),
         bos_token_id=token_id("bos_token_id"),
-        add_bos_token=get("add_bos_token") is True,
+        add_bos_token=_adds_bos(get("add_bos_token"), str(kind)),
         special_token_ids=tuple(control),
     )
+
+
+def _adds_bos(setting: object, kind: str) -> bool:
+    """Tell whether plain text starts with the begin-of-text id; Llama 3 files may not say so."""
+    return setting if isinstance(setting, bool) else kind in _WHOLE_WORDS
 
 
 def tokenizer_document(

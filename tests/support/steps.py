@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from executor_service.engine.step_request import Source, StepRequest
-from isobatch_kernels.step import Stat
+from executor_service.engine.step_request import Limits, Source, StepRequest, StepResults
+from isobatch_kernels.step import PathCount, Stat
+
+LIMITS = Limits(
+    max_num_seqs=3, max_num_batched_tokens=8, vocab_size=50, context_length=20, max_top_k=4
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +78,25 @@ def step_request(
         edit_starts=_starts([len(want.edits) for want in wants]),
         edit_ids=np.array([token for token, _ in edits], np.int32),
         edit_values=np.array([value for _, value in edits], np.float32),
+    )
+
+
+def step_results() -> StepResults:
+    """Results of two rows with a wanted position each; the second row is not finite."""
+    return StepResults(
+        row_outcomes=np.array([1, 2], np.uint8),
+        non_finite_details=("layers.3.mlp.down",),
+        argmax_ids=np.array([4, -1], np.int32),
+        max_logits=np.array([1.5, 2.5], np.float32),
+        quantile_ids=np.array([-1, 6], np.int32),
+        normalizers=np.array([0, 3.5], np.float32),
+        top_k_starts=np.array([0, 1, 1], np.int32),
+        top_k_ids=np.array([4], np.int32),
+        top_k_logits=np.array([1.5], np.float32),
+        top_k_weights=np.array([1], np.float32),
+        named_logits=np.array([0.25], np.float32),
+        digests=bytes(32),
+        forward_ns=11,
+        statistics_ns=12,
+        paths=(PathCount("linear", "gemm", "vnni", 3, 40),),
     )

@@ -21,9 +21,7 @@ from executor_service.kv_cache.manager import KvOccupancy
 from executor_service.metrics import Metrics
 from executor_service.models.checkpoint import TokenizerData
 from isobatch_kernels.step import PathCount
-from tests.support.steps import Row, step_request
-from tests.unit.executor.test_executor_wire import _results
-from tests.unit.executor.test_step_rules import LIMITS
+from tests.support.steps import LIMITS, Row, step_request, step_results
 
 CAPABILITIES = Capabilities(
     model=ModelDescription("toy", "llama", "X1", "00", 10, "toy.gguf", 16, 20),
@@ -45,7 +43,7 @@ def _value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def _answer(paths: tuple[PathCount, ...]) -> StepAnswer:
     return StepAnswer(
-        1, Outcome.COMPUTED, KvOccupancy(20, 12, 3, 0), results=replace(_results(), paths=paths)
+        1, Outcome.COMPUTED, KvOccupancy(20, 12, 3, 0), results=replace(step_results(), paths=paths)
     )
 
 

@@ -12,15 +12,14 @@ from executor_service.engine.step_request import (
     Outcome,
     RowOutcome,
     StepAnswer,
-    StepResults,
     check_step,
 )
 from executor_service.errors import InvalidRequestError, InvalidStepError
 from executor_service.kv_cache.manager import KvOccupancy
 from executor_service.metrics import PATHS
 from isobatch.executor.v1 import token_rows_pb2 as pb
-from isobatch_kernels.step import PathCount, Stat
-from tests.unit.executor.test_step_rules import LIMITS
+from isobatch_kernels.step import Stat
+from tests.support.steps import LIMITS, step_results
 
 
 def _pack(dtype: str, *values: float) -> bytes:
@@ -120,28 +119,10 @@ def test_reads_openings_releases_and_indexes() -> None:
 COUNTS = KvOccupancy(10, 7, 2, 1)
 
 
-def _results() -> StepResults:
-    return StepResults(
-        row_outcomes=np.array([1, 2], np.uint8),
-        non_finite_details=("layers.3.mlp.down",),
-        argmax_ids=np.array([4, -1], np.int32),
-        max_logits=np.array([1.5, 2.5], np.float32),
-        quantile_ids=np.array([-1, 6], np.int32),
-        normalizers=np.array([0, 3.5], np.float32),
-        top_k_starts=np.array([0, 1, 1], np.int32),
-        top_k_ids=np.array([4], np.int32),
-        top_k_logits=np.array([1.5], np.float32),
-        top_k_weights=np.array([1], np.float32),
-        named_logits=np.array([0.25], np.float32),
-        digests=bytes(32),
-        forward_ns=11,
-        statistics_ns=12,
-        paths=(PathCount("linear", "gemm", "vnni", 3, 40),),
-    )
-
-
 def test_writes_results() -> None:
-    answer = StepAnswer(9, Outcome.COMPUTED, COUNTS, queue_ns=1, prepare_ns=2, results=_results())
+    answer = StepAnswer(
+        9, Outcome.COMPUTED, COUNTS, queue_ns=1, prepare_ns=2, results=step_results()
+    )
     result = wire.step_result(answer, executor_epoch=77, total_ns=30)
     assert (result.step_id, result.executor_epoch) == (9, 77)
     assert result.outcome == pb.STEP_OUTCOME_COMPUTED

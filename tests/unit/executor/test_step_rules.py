@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from executor_service.engine.step_input import build_step_input
-from executor_service.engine.step_request import Limits, StepRequest, check_step
+from executor_service.engine.step_request import StepRequest, check_step
 from executor_service.errors import InvalidStepError
 from isobatch_kernels.step import Stat
-from tests.support.steps import Row, Want, step_request
+from tests.support.steps import LIMITS, Row, Want, step_request
 
-LIMITS = Limits(
-    max_num_seqs=3, max_num_batched_tokens=8, vocab_size=50, context_length=20, max_top_k=4
-)
 TOP = Want(Stat.TOP_K | Stat.NAMED, top_k=4, named=(1, 2), edits=((3, 0.5),))
 GOOD = step_request(
     1, [Row(1, (5, 6, 7), 4, want=TOP), Row(2, (0,), 1, output_of=(9, 0)), Row(3, (8,))]

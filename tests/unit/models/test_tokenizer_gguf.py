@@ -115,6 +115,17 @@ def test_ids_and_flags() -> None:
     assert data.chat_template == ""
 
 
+def test_llama3_adds_bos_unless_the_file_says_otherwise() -> None:
+    for setting, pre, expected in (
+        (None, "llama-bpe", True),
+        (False, "llama-bpe", False),
+        (None, "smollm", False),
+        (True, "smollm", True),
+    ):
+        data = tokenizer_from_gguf(_metadata(add_bos_token=setting, pre=pre), "x")
+        assert data.add_bos_token is expected
+
+
 def test_a_missing_kind_is_the_default_one() -> None:
     assert (
         _tokenizer(pre=None).encode("123456").tokens
