@@ -21,7 +21,7 @@ from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.model import DeviceModel
 from isobatch_kernels.metal.non_finite import find_first_ops, suspicious_buffers
 from isobatch_kernels.metal.statistics import RowResults, empty_results, row_statistics
-from isobatch_kernels.metal.step_check import StepLimits, check_step
+from isobatch_kernels.metal.step_check import StepLimits, check_step, warm_up_step
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import (
     AllGather,
@@ -191,6 +191,26 @@ class MetalBackend:
             statistics_ns=end - middle,
             paths=self._count_paths(work),
         )
+
+    def warm_up(self) -> None:
+        """Compiles what steps will need: every row tile, both forms of attention, statistics.
+
+        Runs small steps over the first blocks and clears them, so call it before serving.
+        """
+        block_size = self._limits.block_size
+        tiles = self._profile.linear.row_tiles
+        most = min(self._limits.max_num_batched_tokens, self._program.dimensions.context_length)
+        blocks = -(-most // block_size)
+        for rows in sorted({*tiles, tiles[-1] + 1}):
+            if rows <= most and rows <= self._limits.num_blocks * block_size:
+                self.run(warm_up_step(0, rows, block_size))
+        last = min(attn.CHUNK, self._program.dimensions.context_length - 1)
+        # Its table names block 0 for every position: only the kernels matter.
+        work = self._prepare(warm_up_step(last, 1, block_size, one_block=True))
+        for index, op in enumerate(self._program.ops):
+            if not isinstance(op, RowStatistics):
+                self._run_op(index, op, work)
+        self.zero_blocks(np.arange(min(blocks, self._limits.num_blocks), dtype=np.int32))
 
     def zero_blocks(self, block_ids: Int32) -> None:
         """Clears keys and values of blocks, in every layer."""

@@ -1,4 +1,4 @@
-"""The check of every index in a step, before anything is written."""
+"""The check of every index in a step, before anything is written; and steps for warming up."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isobatch_kernels.step import Stat
+from isobatch_kernels.step import Stat, StepInput
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from isobatch_kernels.step import Int32, StepInput
+    from isobatch_kernels.step import Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +125,27 @@ def _check_edits(step: StepInput, limits: StepLimits) -> None:
     known = (ids >= 0) & (ids < limits.vocab_size)
     _require_all(known, ids, "edited ids must lie in the vocabulary")
     _require_all(np.isfinite(values), values, "edit values must be finite")
+
+
+def warm_up_step(start: int, tokens: int, block_size: int, *, one_block: bool = False) -> StepInput:
+    """One row of token 0 at positions from `start`, over the first blocks of the pool.
+
+    Its last position wants every statistic and has an edit. With `one_block` every position lies
+    in block 0, which `check_step` refuses.
+    """
+    blocks = (start + tokens - 1) // block_size + 1
+    table = np.zeros(blocks, np.int32) if one_block else np.arange(blocks, dtype=np.int32)
+    return StepInput(
+        token_ids=np.zeros(tokens, np.int32),
+        positions=np.arange(start, start + tokens, dtype=np.int32),
+        query_start_loc=np.array([0, tokens], np.int32),
+        block_tables=table[None, :],
+        wanted=np.array([tokens - 1], np.int32),
+        statistics=np.array([Stat.TOP_K | Stat.NORMALIZER | Stat.QUANTILE], np.uint32),
+        top_k=np.ones(1, np.int32),
+        inverse_temperatures=np.ones(1, np.float32),
+        quantiles=np.full(1, 0.5, np.float32),
+        edit_starts=np.array([0, 1], np.int32),
+        edit_ids=np.zeros(1, np.int32),
+        edit_values=np.zeros(1, np.float32),
+    )

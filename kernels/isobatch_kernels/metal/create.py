@@ -1,0 +1,84 @@
+"""Makes the Metal backend on a Mac: MLX's kernel factory and arrays, self-tested and warmed up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from isobatch_kernels.metal.arrays import MlxArrays
+from isobatch_kernels.metal.launch import Launcher
+from isobatch_kernels.metal.linear import LinearProfile
+from isobatch_kernels.metal.self_test import tested_profile
+from isobatch_kernels.metal_backend import MetalBackend, MetalLimits, MetalProfile
+
+if TYPE_CHECKING:
+    from isobatch_kernels.metal.arrays import KernelFactory
+    from isobatch_kernels.program import Program, RopeSpec
+    from isobatch_kernels.step import Float32
+
+_log = logging.getLogger(__name__)
+
+
+def metal_is_available() -> bool:
+    """Whether MLX is here and has a Metal device. Imports MLX."""
+    try:
+        import mlx.core as mx
+    except ImportError:
+        return False
+    return bool(mx.metal.is_available())
+
+
+def mlx_kernel_factory() -> KernelFactory:
+    """`mx.fast.metal_kernel`."""
+    import mlx.core as mx
+
+    factory: Any = mx.fast.metal_kernel
+    return factory  # type: ignore[no-any-return]
+
+
+def build_rope_table(rope: RopeSpec, context_length: int) -> Float32:
+    """(context_length, rotary_dim/2, 2) cos and sin, by the native module.
+
+    Raises:
+        RuntimeError: the native module is not installed.
+    """
+    try:
+        from isobatch_kernels import _cpu
+    except ImportError as error:
+        raise RuntimeError(
+            "[metal] the RoPE table is made by the native module, which is not installed"
+        ) from error
+    table = np.empty(context_length * rope.rotary_dim, np.float32)
+    factors = None
+    if rope.frequency_factors is not None:
+        factors = np.asarray(rope.frequency_factors, np.float32)
+    _cpu.reference.rope_table(table, rope.rotary_dim, rope.base, factors, rope.position_scale)
+    return table
+
+
+def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:
+    """A backend whose kernel paths were compared with the contract on this device.
+
+    Raises:
+        RuntimeError: no Metal device, no native module, or the kernels give other bits.
+        ValueError: the program is malformed.
+    """
+    if not metal_is_available():
+        raise RuntimeError("[metal] a Metal device is needed, got none from MLX")
+    begin = time.perf_counter()
+    factory, arrays = mlx_kernel_factory(), MlxArrays()
+    linear = tested_profile(Launcher(factory, arrays), LinearProfile())
+    backend = MetalBackend(
+        program,
+        limits,
+        kernel_factory=factory,
+        arrays=arrays,
+        rope_table=build_rope_table(program.rope, program.dimensions.context_length),
+        profile=MetalProfile(linear=linear),
+    )
+    backend.warm_up()
+    _log.info("Metal kernels self-tested and compiled in %.1f s", time.perf_counter() - begin)
+    return backend

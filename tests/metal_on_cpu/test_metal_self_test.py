@@ -1,0 +1,116 @@
+"""The start-up check: it passes here, finds wrong bits, and takes the wrong kernel out of use."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isobatch_kernels.metal import exact, self_test
+from isobatch_kernels.metal.arrays import KernelFactory
+from isobatch_kernels.metal.create import build_rope_table, create_metal_backend, metal_is_available
+from isobatch_kernels.metal.launch import Launcher
+from isobatch_kernels.metal.linear import LinearProfile
+from isobatch_kernels.metal_backend import MetalLimits
+from isobatch_kernels.self_test import tiny_program
+from tests.metal_on_cpu.backends import metal_backend, rope_table
+from tests.metal_on_cpu.cases.common import assert_same_bits, quantized
+from tests.metal_on_cpu.cases.linear import FORMATS, Format, make_case
+from tests.metal_on_cpu.harness.arrays import NumpyArrays
+from tests.metal_on_cpu.harness.kernel import EmulatedKernelFactory
+
+PROGRAM = tiny_program(np.random.default_rng(7))
+FACTORY = EmulatedKernelFactory()
+
+
+def faulty(name: str, old: str, new: str) -> KernelFactory:
+    """A factory that changes the text of one kernel."""
+
+    def make(**description: Any) -> Any:
+        if description["name"] == f"isobatch_{name}":
+            for part in ("header", "source"):
+                description[part] = description[part].replace(old, new)
+        return FACTORY(**description)
+
+    return make
+
+
+@pytest.mark.parametrize("f", FORMATS[:9], ids=str)
+def test_the_numpy_definition_equals_the_reference(f: Format) -> None:
+    """The self-test's own linear layer, used where the native module is missing."""
+    case = make_case(f, 40, 6, 9)
+    got = exact.linear(case.weight, case.x, f.block)
+    assert_same_bits(got + np.float32(0), case.plain)
+    q, d = quantized(case.x, f.block)
+    integers, scales = exact.quantize(case.x, f.block)
+    assert (integers.reshape(q.shape) == q).all()
+    assert_same_bits(scales, d)
+
+
+def test_fma_rounds_once() -> None:
+    """Against integers of Python, on sums that round twice would get wrong."""
+    one = np.float32(1)
+    tiny = np.float32(2.0**-24)
+    a = np.array([1 + 2.0**-12, 1 + 2.0**-23, -1 - 2.0**-12], np.float32)
+    got = exact.fma(a, a, np.array([tiny * tiny, -one, tiny * tiny], np.float32))
+    from fractions import Fraction
+
+    for i, value in enumerate(got.tolist()):
+        addend = (tiny * tiny, -one, tiny * tiny)[i]
+        true = Fraction(float(a[i])) ** 2 + Fraction(float(addend))
+        neighbours = [np.nextafter(np.float32(value), np.float32(s)) for s in (-9, 9)]
+        distance = abs(Fraction(value) - true)
+        assert all(distance <= abs(Fraction(float(n)) - true) for n in neighbours)
+
+
+def test_every_path_passes_here() -> None:
+    """A few hundred comparisons of three kernels."""
+    results = list(self_test.compare(Launcher(FACTORY, NumpyArrays()), LinearProfile()))
+    assert len(results) > 250
+    assert {r.path for r in results} == {"gemv", "gemv_multi", "gemm"}
+    assert [r for r in results if not r.equal] == []
+
+
+def test_a_wrong_kernel_is_taken_out_of_use(caplog: pytest.LogCaptureFixture) -> None:
+    """Said aloud, once a kernel, and the profile takes the fallback."""
+    wrong = faulty(
+        "gemm", "acc[a][b][e] = fma(block, v, acc[a][b][e]);", "acc[a][b][e] += block * v;"
+    )
+    with caplog.at_level(logging.WARNING):
+        profile = self_test.tested_profile(Launcher(wrong, NumpyArrays()), LinearProfile())
+    assert (profile.use_gemv, profile.use_gemm) == (True, False)
+    assert profile.choose(100) == ("gemv_multi", 24)
+    assert ["gemm differs" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_without_a_right_fallback_the_device_is_refused() -> None:
+    """A sum in another order, in the kernel that everything falls back to."""
+    old = "total = total + parts[i * STEP * 32 + at];"
+    wrong = faulty("gemv_multi", old, "total = parts[i * STEP * 32 + at] - total;")
+    with pytest.raises(RuntimeError, match="gemv_multi must equal the contract"):
+        self_test.tested_profile(Launcher(wrong, NumpyArrays()), LinearProfile())
+
+
+def test_warm_up_compiles_and_leaves_no_trace() -> None:
+    """Every row tile, both forms of attention and all statistics; the cache is clear afterwards."""
+    factory = EmulatedKernelFactory()
+    backend = metal_backend(PROGRAM, factory)
+    backend.warm_up()
+    assert not any(backend.read_block(block).any() for block in range(64))
+    names = {name.removeprefix("isobatch_") for name in factory.launches}
+    assert {"gemv", "gemv_multi", "gemm", "attention_decode", "attention_merge", "top_k"} <= names
+
+
+def test_rope_table_is_that_of_the_cpu_backend() -> None:
+    """One table for both backends."""
+    table = build_rope_table(PROGRAM.rope, PROGRAM.dimensions.context_length)
+    assert_same_bits(table, rope_table(PROGRAM))
+
+
+@pytest.mark.skipif(metal_is_available(), reason="this machine has a Metal device")
+def test_without_a_device_the_error_says_so() -> None:
+    """Linux: MLX is here, Metal is not."""
+    with pytest.raises(RuntimeError, match="a Metal device is needed"):
+        create_metal_backend(PROGRAM, MetalLimits(8, 16, 4, 64))
