@@ -178,4 +178,4 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
     status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]
     info = error_details_pb2.ErrorInfo()
     assert any(detail.Unpack(info) for detail in status.details)
-    return info.reason
+    return str(info.reason)
