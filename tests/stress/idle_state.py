@@ -162,5 +162,5 @@ def memory_growth(first: Snapshot, last: Snapshot, limit_mebibytes: float) -> li
         after: ProcessCounts = getattr(last, name)
         grown = after.resident_mebibytes - before.resident_mebibytes
         if before.pid == after.pid and grown > limit_mebibytes:
-            found.append(f"{name}: {grown:.1f} MiB of memory more than after the first round")
+            found.append(f"{name}: {grown:.1f} MiB of memory more than after the first such round")
     return found

@@ -51,7 +51,7 @@ class Settings:
     executor_kill_seconds: float = 0.0
     # Memory of the key/value cache: small enough for preemptions.
     kv_memory_mb: int = 64
-    # Growth of resident memory between the first and the last round that counts as a leak.
+    # Growth of resident memory since the first round of as many streams that counts as a leak.
     memory_limit_mebibytes: float = 32.0
 
 
@@ -292,24 +292,24 @@ def stress(
 
 
 def _play_rounds(run: _Run, result: Result, report: Callable[[str], None]) -> None:
+    settings = run.settings
     base, result.leaks = wait_idle(run.watched())
-    first = None
-    for index, num_streams in enumerate(run.settings.rounds):
+    # Buffers and touched pages of the cache grow with the number of streams, and then no more.
+    first_of_size: dict[int, Snapshot] = {}
+    for index, num_streams in enumerate(settings.rounds):
         played = run.play_round(index, num_streams, result)
-        played.idle, played.leaks = wait_idle(run.watched(), base)
+        idle, played.leaks = wait_idle(run.watched(), base)
+        played.idle = idle
+        first = first_of_size.setdefault(num_streams, idle)
+        played.leaks += memory_growth(first, idle, settings.memory_limit_mebibytes)
         result.rounds.append(played)
         result.leaks += [f"after round {index}: {each}" for each in played.leaks]
-        first = first or played.idle
         report(
             f"round {index}: {num_streams} streams, {played.seconds:.0f} s, "
             f"{played.requests} requests, {played.tokens} tokens, "
             f"{played.executor_kills} executor kills, {len(result.violations)} violations, "
-            f"{played.idle.stats.num_preemptions} preemptions so far, "
-            f"{len(result.leaks)} leaks; scheduler {played.idle.scheduler}, "
-            f"executor {played.idle.executor}"
+            f"{idle.stats.num_preemptions} preemptions so far, {len(result.leaks)} leaks; "
+            f"scheduler {idle.scheduler}, executor {idle.executor}"
         )
-        for line in result.violations[:20]:
+        for line in result.violations[:20] + played.leaks:
             report(f"  {line}")
-    if first is not None and played.idle is not None:
-        limit = run.settings.memory_limit_mebibytes
-        result.leaks += memory_growth(first, played.idle, limit)
