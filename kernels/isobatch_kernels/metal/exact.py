@@ -20,7 +20,7 @@ _SLICES = 8
 _FLOOR_BITS = np.uint32(0x2B800000)  # 2^-40
 
 
-def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+def fma(a: Float32, b: Float32, c: Float32 | np.float32) -> Float32:
     """a*b + c rounded once to fp32, for results that are zero or normal numbers.
 
     The product is exact in fp64. Its sum with c is rounded to odd (the error of an fp64 sum is

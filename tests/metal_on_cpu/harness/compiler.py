@@ -116,7 +116,8 @@ def _publish(build: Any, target: Path) -> Path:
 
 
 @functools.cache
-def _headers() -> Path:
+def prepared_headers() -> Path:
+    """MLX's Metal headers, rewritten for the shim, in the cache."""
     makers = [(HERE / "harness" / name).read_text() for name in ("mlx_text.py", "rewrite.py")]
     target = CACHE / f"mlx-{_digest(MLX_VERSION, *makers)}"
     if not (target / "complete").exists():
@@ -126,7 +127,7 @@ def _headers() -> Path:
 
 
 def _includes() -> list[str]:
-    return [f"-I{HERE / 'shim'}", f"-I{_headers()}"]
+    return [f"-I{HERE / 'shim'}", f"-I{prepared_headers()}"]
 
 
 @functools.cache
@@ -136,7 +137,7 @@ def _preamble(options: CompileOptions) -> Path:
     source = CACHE / f"preamble-{_digest(text)}.h"
     _publish(lambda name: Path(name).write_text(text), source)
     flags = options.flags()
-    target = CACHE / f"preamble-{_digest(text, _source_digest(), str(_headers()), *flags)}.pch"
+    target = CACHE / f"preamble-{_digest(text, _source_digest(), str(prepared_headers()), *flags)}.pch"
     return _publish(
         lambda name: _clang(*flags, *_includes(), "-x", "c++-header", str(source), "-o", name),
         target,

@@ -61,7 +61,10 @@ def threadgroup_variables(text: str) -> list[tuple[int, int, list[tuple[str, str
 
 
 def rewrite(text: str) -> str:
-    """Metal text as C++ for the shim; line numbers stay."""
+    """Metal text as C++ for the shim; lines stay, but for function constants.
+
+    A function constant is 0 unless the text defines EMU_CONSTANT_<index>.
+    """
     out, position = [], 0
     for begin, end, names in threadgroup_variables(text):
         places = [
@@ -74,6 +77,13 @@ def rewrite(text: str) -> str:
     text = re.sub(
         r"#pragma\s+METAL\s+fp\s+contract\s*\(\s*(\w+)\s*\)", r"#pragma clang fp contract(\1)", text
     )
+    text = re.sub(
+        r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\((\d+)\)\s*\]\]\s*;",
+        r"\n#ifndef EMU_CONSTANT_\3\n#define EMU_CONSTANT_\3 0\n#endif\n"
+        r"static constexpr \1 \2 = \1(EMU_CONSTANT_\3);",
+        text,
+    )
     text = re.sub(r"\btemplate\s*\[\[\s*host_name\([^;]*;", "", text)
+    text = re.sub(r"\[\[\s*threadgroup\(\d+\)\s*\]\]", "", text)
     vector = r"(?<![\w:<])((?:metal::)?vec<\s*[\w:]+\s*,\s*[\w:]+\s*>)\s*\((?!\))"
     return re.sub(vector, r"::metal::emu_construct<\1>(", text)
