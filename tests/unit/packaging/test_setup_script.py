@@ -27,6 +27,7 @@ echo "{name} $*" >>"$LOG"
 if [ "$2" = venv ]; then
     for folder; do :; done
     mkdir -p "$folder/bin"
+    rm -f "$folder"/.isobatch-*
     cat "$0" >"$folder/bin/python"
     printf '#!/bin/sh\\necho "pip $*" >>"$LOG"\\n' >"$folder/bin/pip"
     /bin/chmod +x "$folder/bin/python" "$folder/bin/pip"
@@ -272,7 +273,7 @@ def test_dev_holds_run_and_not_the_other_way_round(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("changed", "packages", "isobatch"),
     [
-        ("requirements/run.txt", True, False),
+        ("requirements/run.txt", True, True),
         ("requirements/build.txt", True, True),
         ("pyproject.toml", False, True),
         ("kernels/CMakeLists.txt", False, True),
@@ -291,6 +292,7 @@ def test_works_again_when_what_matters_changes(
         file.write("# changed\n")
     assert machine.setup().returncode == 0
     actions = machine.actions()
+    assert any("-m venv --clear" in action for action in actions) is packages
     assert any("--require-hashes" in action for action in actions) is packages
     assert any("--editable" in action for action in actions) is isobatch
 
