@@ -49,6 +49,8 @@ class Settings:
     kills_generator: bool = True
     # Seconds between two kills (SIGKILL) and restarts of the executor; 0 for none.
     executor_kill_seconds: float = 0.0
+    # Kernel units of the executors that follow each other; the solo runs are the first one's.
+    units: tuple[str, ...] = ("auto",)
     # Memory of the key/value cache: small enough for preemptions.
     kv_memory_mb: int = 64
     # Growth of resident memory since the first round of as many streams that counts as a leak.
@@ -149,6 +151,7 @@ class _Run:
         self.pair = pair
         self.model = model
         self.ports = ports
+        self.num_kills = 0
         self.solo_path = folder / "solo.json"
 
     @property
@@ -167,7 +170,8 @@ class _Run:
     def kill_executor(self) -> None:
         """Kill the executor and start it again at the same address."""
         self.pair.executor.stop(signal.SIGKILL)
-        flags = executor_flags(self.settings, self.ports[1])
+        self.num_kills += 1
+        flags = executor_flags(self.settings, self.ports[1], self.num_kills)
         self.pair.executor = start_executor(self.pair.folder, self.model, *flags)
 
     def start_generator(
@@ -237,10 +241,11 @@ class _Run:
         result.violations += tally["violations"]
 
 
-def executor_flags(settings: Settings, metrics_port: int) -> tuple[str, ...]:
-    """Return the executor's flags."""
+def executor_flags(settings: Settings, metrics_port: int, number: int = 0) -> tuple[str, ...]:
+    """Return the flags of the executor that follows `number` others."""
+    unit = settings.units[number % len(settings.units)]
     memory = str(settings.kv_memory_mb)
-    return ("--kv-memory-mb", memory, "--metrics-port", str(metrics_port))
+    return ("--kv-memory-mb", memory, "--metrics-port", str(metrics_port), "--unit", unit)
 
 
 def _check_solo_again(

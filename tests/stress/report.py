@@ -47,7 +47,7 @@ def markdown(result: Result) -> str:
     lines = [
         machine_facts.markdown().rstrip(),
         f"- Model: {settings.profile}; cache {settings.kv_memory_mb} MiB; {settings.pool_size} "
-        f"distinct requests; seed {settings.seed}",
+        f"distinct requests; seed {settings.seed}; kernel units {', '.join(settings.units)}",
         f"- Requests: {result.total('requests'):,}, of which {result.total('whole'):,} ran to "
         f"their own end and equal their solo run whole; {result.total('tokens'):,} tokens compared",
         f"- What clients did: {_counts(result.totals('fates'))}",

@@ -1,7 +1,8 @@
-"""Load for as long as wanted, with a report.
+r"""Load for as long as wanted, with a report.
 
     python tests/stress/run_stress.py --minutes 10 --streams 64
-    python tests/stress/run_stress.py --model tiny --minutes 3 --streams 1,16,256 --kill-executor 5
+    python tests/stress/run_stress.py --model tiny --minutes 3 --streams 1,16,256 \
+        --kill-executor 5 --units auto,avx2,scalar
 
 Each round of a minute ends with a look at the idle services. The exit status is 1 when a text
 changed or something leaked. A run with the same --seed asks for the same requests, in the same
@@ -34,6 +35,9 @@ def main() -> int:
     parser.add_argument(
         "--kill-executor", type=float, default=0.0, help="mean seconds between kills; 0 for none"
     )
+    parser.add_argument(
+        "--units", default="auto", help="kernel units of the executors that follow each other"
+    )
     parser.add_argument("--json", type=Path, default=Path("stress-results/stress.json"))
     args = parser.parse_args()
     counts = [int(count) for count in args.streams.split(",")]
@@ -45,6 +49,7 @@ def main() -> int:
         rounds=tuple(counts[index % len(counts)] for index in range(num_rounds)),
         seconds_per_round=args.round_seconds,
         executor_kill_seconds=args.kill_executor,
+        units=tuple(args.units.split(",")),
         kv_memory_mb=args.kv_memory_mb or (1 if args.model == "tiny" else 48),
     )
     result = stress(settings, lambda line: print(line, flush=True))

@@ -26,6 +26,7 @@ def test_tiny_model_with_preemptions_and_killed_executors() -> None:
         rounds=(64, 64),
         seconds_per_round=3.0,
         executor_kill_seconds=3.0,
+        units=("auto", "scalar"),
         kv_memory_mb=1,
     )
     result = stress(settings, print)

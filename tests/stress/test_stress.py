@@ -21,7 +21,8 @@ def test_ten_minutes_of_64_streams() -> None:
 def test_two_minutes_of_256_streams_and_killed_executors() -> None:
     settings = Settings(
         profile="tiny", rounds=(256, 1, 64, 256), seconds_per_round=30.0,
-        executor_kill_seconds=8.0, kv_memory_mb=1,
+        executor_kill_seconds=8.0,
+        units=("auto", "scalar"), kv_memory_mb=1,
     )  # fmt: skip
     result = stress(settings, print)
     assert result.violations == []
