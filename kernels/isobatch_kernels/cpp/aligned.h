@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <new>
 #include <utility>
+#include <vector>
 
 #if defined(__linux__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -71,6 +72,27 @@ class AlignedBuffer {
   void* raw_ = nullptr;
   uint8_t* data_ = nullptr;
   size_t bytes_ = 0, mapped_ = 0;
+};
+
+// Memory for many long-lived pieces, packed into few large buffers so that even small ones lie on huge pages. Freed together.
+class Arena {
+ public:
+  // Zeroed, 64-byte aligned.
+  uint8_t* take(size_t bytes) {
+    constexpr size_t kChunk = (size_t)32 << 20;
+    const size_t size = (bytes + 63) / 64 * 64;
+    if (chunks_.empty() || used_ + size > chunks_.back().bytes()) {
+      chunks_.emplace_back(size > kChunk ? size : kChunk);
+      used_ = 0;
+    }
+    uint8_t* piece = chunks_.back().as<uint8_t>() + used_;
+    used_ += size;
+    return piece;
+  }
+
+ private:
+  std::vector<AlignedBuffer> chunks_;
+  size_t used_ = 0;  // of the last chunk
 };
 
 }  // namespace isobatch

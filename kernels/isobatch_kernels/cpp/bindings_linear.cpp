@@ -21,9 +21,9 @@ class LinearLayer {
   }
 
   void set_quantized(const QuantizedSource& source) {
-    quantized_ = pack_quantized({source}, std::min(source.group, block_), unit_.linears == reference_linear_ops(), pool_);
+    quantized_ = pack_quantized({source}, std::min(source.group, block_), unit_.linears == reference_linear_ops(), arena_, pool_);
   }
-  void set_dense(const DenseSource& source) { dense_ = pack_dense({source}, unit_.linears == reference_linear_ops()); }
+  void set_dense(const DenseSource& source) { dense_ = pack_dense({source}, unit_.linears == reference_linear_ops(), arena_); }
 
   int inputs() const { return quantized_ ? quantized_->view.K : dense_->view.K; }
   int outputs() const { return quantized_ ? quantized_->view.N : dense_->view.N; }
@@ -62,6 +62,7 @@ class LinearLayer {
   Unit unit_;
   int block_;
   ThreadPool pool_;
+  Arena arena_;
   std::unique_ptr<QuantizedWeight> quantized_;
   std::unique_ptr<DenseMatrix> dense_;
   Buffer activations_;

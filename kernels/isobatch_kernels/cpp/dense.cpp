@@ -16,8 +16,8 @@ bool prepare_dense_row(const float* x, int K, bool bfloat, float* scaled, float*
   const float down = bits_float((254 - exponent) << 23);
   *power = bits_float(exponent << 23);
   for (int k = 0; k < K; k++) {
-    const float v = flush_below(x[k] * down, kDenseFloor);
-    scaled[k] = bfloat ? round_to_bfloat(v) : round_to_half(v);
+    const float v = x[k] * down;
+    scaled[k] = flush_below(bfloat ? round_to_bfloat(v) : round_to_half(v), kDenseFloor);
   }
   return true;
 }

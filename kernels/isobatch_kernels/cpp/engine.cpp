@@ -26,6 +26,7 @@ Unit find_unit(const std::string& name) {
   if (name == "scalar") return {scalar_row_ops(), scalar_linear_ops()};
   if (name == "avx2" && cpu.avx2) return {avx2_row_ops(), avx2_linear_ops()};
   if (name == "vnni" && cpu.avx512_vnni) return {avx512_row_ops(), avx512_linear_ops()};
+  if (name == "neon" && cpu.neon) return {neon_row_ops(), cpu.dotprod ? neon_dotprod_linear_ops() : neon_linear_ops()};
   return {};
 }
 
@@ -68,13 +69,13 @@ int Engine::add_buffer(int width, int block, bool half_sums) {
 
 int Engine::add_quantized(const std::vector<QuantizedSource>& sources, int b) {
   weights_.emplace_back();
-  weights_.back().quantized = pack_quantized(sources, b, config_.unit == "reference", pool_);
+  weights_.back().quantized = pack_quantized(sources, b, config_.unit == "reference", arena_, pool_);
   return (int)weights_.size() - 1;
 }
 
 int Engine::add_dense(const std::vector<DenseSource>& sources) {
   weights_.emplace_back();
-  weights_.back().dense = pack_dense(sources, config_.unit == "reference");
+  weights_.back().dense = pack_dense(sources, config_.unit == "reference", arena_);
   return (int)weights_.size() - 1;
 }
 

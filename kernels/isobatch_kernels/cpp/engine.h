@@ -20,7 +20,7 @@ struct Unit {
   const LinearOps* linears = nullptr;
   bool available() const { return rows && linears; }
 };
-// "reference", "scalar", "avx2" or "vnni"; not available where this processor or this build lacks it.
+// "reference", "scalar", "avx2", "vnni" or "neon"; not available where this processor or this build lacks it.
 Unit find_unit(const std::string& name);
 
 struct EngineConfig {
@@ -115,6 +115,7 @@ class Engine {
   StepChecker checker_;
   KvPool kv_;
   std::vector<float> rope_table_;
+  Arena arena_;
   std::vector<Buffer> buffers_;
   std::vector<Weight> weights_;
   std::vector<Op> ops_;

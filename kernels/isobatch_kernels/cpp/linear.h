@@ -69,7 +69,7 @@ struct LinearOps {
                 int tile_end);
 };
 
-// Scales a row by a power of two, floors it and rounds it to the weight's type. Writes the power that undoes the scaling.
+// Scales a row by a power of two, rounds it to the weight's type and floors it. Writes the power that undoes the scaling.
 // Returns false for a non-finite row, which is then zero.
 bool prepare_dense_row(const float* x, int K, bool bfloat, float* scaled, float* power);
 

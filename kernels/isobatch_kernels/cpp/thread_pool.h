@@ -1,7 +1,7 @@
 // Persistent threads that run one function together, with cheap barriers inside it.
 //
-// Waiting spins for some microseconds, then yields its time slice for a while, then sleeps: a step's ops are a few
-// microseconds apart, but another process may want the same cores.
+// Waiting spins for a few microseconds, then sleeps: a step's ops are a few microseconds apart, but another process may
+// want the same cores.
 #pragma once
 #include <atomic>
 #include <condition_variable>

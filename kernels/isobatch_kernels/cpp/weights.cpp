@@ -162,7 +162,7 @@ void check_format(int bits, int group) {
 }
 
 std::unique_ptr<QuantizedWeight> pack_quantized(const std::vector<QuantizedSource>& sources, int b, bool keep_plain,
-                                                ThreadPool& pool) {
+                                                Arena& arena, ThreadPool& pool) {
   check_sources(sources, b);
   auto weight = std::make_unique<QuantizedWeight>();
   PackedView& v = weight->view;
@@ -186,8 +186,8 @@ std::unique_ptr<QuantizedWeight> pack_quantized(const std::vector<QuantizedSourc
   v.scale_offset = 2 * v.half_bytes;
   v.bias_offset = v.scale_offset + kTileOutputs * (first.half ? 2 : 4);
   v.record_bytes = v.bias_offset + kTileOutputs * (size_t)(2 * (int)v.bias_storage);
-  weight->memory.reset((size_t)v.tiles * v.NB * v.record_bytes);
-  v.data = weight->memory.as<uint8_t>();
+  uint8_t* records = arena.take((size_t)v.tiles * v.NB * v.record_bytes);
+  v.data = records;
 
   WorkCounter work;
   pool.run([&](int) {
@@ -198,7 +198,7 @@ std::unique_ptr<QuantizedWeight> pack_quantized(const std::vector<QuantizedSourc
         const uint32_t* words = s.packed + (size_t)row * words_per_row(s);
         Affine a{};
         for (int j = 0; j < v.NB; j++) {
-          uint8_t* record = weight->memory.as<uint8_t>() + ((size_t)tile * v.NB + j) * v.record_bytes;
+          uint8_t* record = records + ((size_t)tile * v.NB + j) * v.record_bytes;
           pack_quants(s, words, j * b, b, record + (lane / 16) * v.half_bytes + 4 * (lane % 16));
           if (j * b % s.group == 0) a = affine_of(s, (size_t)row * groups + j * b / s.group);
           store_float(v.scale_storage, record + v.scale_offset, lane, a.scale);
@@ -230,7 +230,7 @@ void embed_quantized(const PackedView& w, int id, float* x) {
   }
 }
 
-std::unique_ptr<DenseMatrix> pack_dense(const std::vector<DenseSource>& sources, bool keep_plain) {
+std::unique_ptr<DenseMatrix> pack_dense(const std::vector<DenseSource>& sources, bool keep_plain, Arena& arena) {
   require(!sources.empty(), "at least one matrix is needed, got none");
   auto matrix = std::make_unique<DenseMatrix>();
   DenseView& v = matrix->view;
@@ -242,11 +242,12 @@ std::unique_ptr<DenseMatrix> pack_dense(const std::vector<DenseSource>& sources,
     v.N += s.N;
   }
   v.tiles = keep_plain ? 1 : (v.N + kTileOutputs - 1) / kTileOutputs;
+  uint16_t* tiles = nullptr;
   if (keep_plain) matrix->plain.resize((size_t)v.N * v.K);
-  else matrix->memory.reset((size_t)v.tiles * v.K * kTileOutputs * 2);
+  else tiles = reinterpret_cast<uint16_t*>(arena.take((size_t)v.tiles * v.K * kTileOutputs * 2));
   for_outputs(sources, 0, v.N, [&](const DenseSource& s, int row, int n) {
     const uint16_t* values = s.values + (size_t)row * s.K;
-    uint16_t* out = matrix->memory.as<uint16_t>() + (keep_plain ? 0 : (size_t)(n / kTileOutputs) * s.K * kTileOutputs);
+    uint16_t* out = tiles + (keep_plain ? 0 : (size_t)(n / kTileOutputs) * s.K * kTileOutputs);
     for (int k = 0; k < s.K; k++) {
       const float x = s.bfloat ? bfloat_to_float(values[k]) : half_to_float(values[k]);
       const bool keep = !(std::fabs(x) < kDenseFloor);
@@ -254,7 +255,7 @@ std::unique_ptr<DenseMatrix> pack_dense(const std::vector<DenseSource>& sources,
       else out[(size_t)k * kTileOutputs + n % kTileOutputs] = keep ? values[k] : 0;
     }
   });
-  v.data = matrix->memory.as<uint16_t>();
+  v.data = tiles;
   v.plain = keep_plain ? matrix->plain.data() : nullptr;
   return matrix;
 }

@@ -29,21 +29,19 @@ struct DenseSource {
 
 struct QuantizedWeight {
   PackedView view{};
-  AlignedBuffer memory;
   std::unique_ptr<reference::Weights> plain;
 };
 
 struct DenseMatrix {
   DenseView view{};
-  AlignedBuffer memory;
   std::vector<float> plain;
 };
 
-// Joins the sources along N (they must agree on everything but N) and repacks them in sub-blocks of b inputs.
-// keep_plain: makes the reference's copy instead of records. Throws std::invalid_argument for what cannot be.
+// Joins the sources along N (they must agree on everything but N) and repacks them in sub-blocks of b inputs, in memory of
+// the arena. keep_plain: makes the reference's copy instead of records. Throws std::invalid_argument for what cannot be.
 std::unique_ptr<QuantizedWeight> pack_quantized(const std::vector<QuantizedSource>& sources, int b, bool keep_plain,
-                                                ThreadPool& pool);
-std::unique_ptr<DenseMatrix> pack_dense(const std::vector<DenseSource>& sources, bool keep_plain);
+                                                Arena& arena, ThreadPool& pool);
+std::unique_ptr<DenseMatrix> pack_dense(const std::vector<DenseSource>& sources, bool keep_plain, Arena& arena);
 
 // x = row `id` of the matrix, as an embedding (numerics.md section 1).
 void embed_quantized(const PackedView& w, int id, float* x);

@@ -1,0 +1,83 @@
+"""Measures the CUDA backend on one NVIDIA GPU, against MLX and mlx-lm; needs no network.
+
+python kernels/benchmarks/bench_cuda.py --output docs/measurements/cuda.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from benchmarks.cuda_models import QWEN_05B, QWEN_7B
+from benchmarks.cuda_steps import compare_with_cpu, measure_steps
+from benchmarks.cuda_table import copy_bandwidth, measure_linear
+from isobatch_kernels.cuda_backend import cuda_available
+
+PARTS = ("equality", "linears", "steps")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _environment() -> dict[str, Any]:
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "device": {str(key): str(value) for key, value in mx.device_info().items()},
+        "driver": driver.read_text().splitlines()[0] if driver.exists() else "unknown",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("mlx", "mlx-cuda-13", "mlx-lm", "numpy")},
+    }
+
+
+def main() -> int:
+    """Runs the parts asked for and writes one JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("cuda.json"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--shapes", nargs="+", choices=("0.5B", "7B"), default=["0.5B", "7B"])
+    arguments = parser.parse_args()
+    if not cuda_available():
+        print("[bench_cuda] an NVIDIA GPU and MLX's CUDA build are needed, got none")
+        return 1
+    shapes = [shape for shape in (QWEN_05B, QWEN_7B) if shape.name in arguments.shapes]
+    report: dict[str, Any] = {"environment": _environment()}
+
+    def save() -> None:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+    print(report["environment"], flush=True)
+    if "equality" in arguments.parts:
+        report["equality"] = [compare_with_cpu(shape, 2) for shape in shapes]
+        print(report["equality"], flush=True)
+        save()
+    report["copy_gb_s"] = round(copy_bandwidth())
+    print("copy GB/s", report["copy_gb_s"], flush=True)
+    if "steps" in arguments.parts:
+        report["steps"] = {shape.name: measure_steps(shape, wide=True) for shape in shapes}
+        save()
+    if "linears" in arguments.parts:
+        report["linears"] = {
+            shape.name: {
+                name: measure_linear(inputs, outputs)
+                for name, (inputs, outputs) in shape.linear_shapes.items()
+            }
+            for shape in shapes
+        }
+    save()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

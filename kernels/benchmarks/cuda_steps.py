@@ -1,0 +1,176 @@
+"""Whole steps on the GPU: ours and mlx-lm's on the same weights, and equality with the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from benchmarks.cuda_models import ModelShape, peer_model, program_of
+from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
+from isobatch_kernels.cuda_backend import CudaBackend, CudaLimits
+from isobatch_kernels.dispatch import choose_unit
+from isobatch_kernels.step import Backend, Stat, StepInput
+
+Row = dict[str, Any]
+_BLOCK = 16
+
+
+def make_step(
+    lengths: Sequence[int],
+    positions: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    vocabulary: int,
+    seed: int = 0,
+    statistics: int = Stat.ARGMAX,
+) -> StepInput:
+    """A step whose rows begin at `positions`; every row's last token is wanted."""
+    rng = np.random.default_rng(seed)
+    rows, tokens = len(lengths), sum(lengths)
+    width = max(len(table) for table in tables)
+    blocks = np.full((rows, width), -1, dtype=np.int32)
+    for row, table in enumerate(tables):
+        blocks[row, : len(table)] = table
+    spans = zip(positions, lengths, strict=True)
+    return StepInput(
+        token_ids=rng.integers(0, vocabulary, tokens, dtype=np.int32),
+        positions=np.concatenate([np.arange(p, p + n, dtype=np.int32) for p, n in spans]),
+        query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        block_tables=blocks,
+        wanted=(np.cumsum(lengths) - 1).astype(np.int32),
+        statistics=np.full(rows, statistics, dtype=np.uint32),
+        top_k=np.full(rows, 20, dtype=np.int32),
+        inverse_temperatures=np.full(rows, 1.25, dtype=np.float32),
+        quantiles=rng.random(rows).astype(np.float32),
+        edit_starts=np.zeros(rows + 1, dtype=np.int32),
+        edit_ids=np.zeros(0, dtype=np.int32),
+        edit_values=np.zeros(0, dtype=np.float32),
+    )
+
+
+def _tables(rows: int, context: int) -> list[list[int]]:
+    blocks = -(-(context + 64) // _BLOCK)
+    return [list(range(row * blocks, (row + 1) * blocks)) for row in range(rows)]
+
+
+def _median(run: Callable[[], None], warm: int, repeats: int) -> float:
+    """Median milliseconds of a call."""
+    for _ in range(warm):
+        run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e3
+
+
+def _peer_decode(model: Any, shape: ModelShape, rows: int, context: int, steps: int) -> float:
+    """Milliseconds of a greedy step of mlx-lm, the next one queued before the last is read."""
+    from mlx_lm.models.cache import KVCache
+
+    caches = []
+    for _ in range(shape.layers):
+        cache = KVCache()
+        size = (rows, shape.kv_heads, context + 256, shape.head_dim)
+        cache.keys, cache.values = (mx.zeros(size, dtype=mx.float16) for _ in range(2))
+        cache.offset = context
+        mx.eval(cache.keys, cache.values)
+        caches.append(cache)
+    token = mx.zeros((rows, 1), dtype=mx.int32)
+    times = []
+    for step in range(steps + 4):
+        start = time.perf_counter()
+        following = model(token, cache=caches)[:, -1].argmax(axis=-1, keepdims=True)
+        mx.async_eval(following)
+        np.array(token)
+        token = following
+        if step >= 4:
+            times.append(time.perf_counter() - start)
+    mx.eval(token)
+    return float(np.median(times)) * 1e3
+
+
+def measure_steps(shape: ModelShape, wide: bool) -> list[Row]:
+    """Decode steps at several row counts and contexts, and the prefill of 2,048 tokens."""
+    model = peer_model(shape)
+    cases = [(rows, 512) for rows in (1, 2, 3, 4, 5, 8, 16, 32, 64)]
+    cases += [(1, 16384), (8, 16384)]
+    blocks = 64 * (-(-(512 + 64) // _BLOCK)) + 8 * (16384 // _BLOCK + 4)
+    backend = CudaBackend(program_of(model, shape), CudaLimits(blocks, _BLOCK, 64, 2048))
+    results: list[Row] = []
+    for rows, context in cases if wide else cases[:1]:
+        step = make_step([1] * rows, [context] * rows, _tables(rows, context), shape.vocabulary)
+        ours = [_median(lambda s=step: _run(backend, s), 3, 12) for _ in range(2)]
+        theirs = [_peer_decode(model, shape, rows, context, 12) for _ in range(2)]
+        results.append(_row(f"decode at {context}", rows, ours, theirs))
+        print(results[-1], flush=True)
+    step = make_step([2048], [0], _tables(1, 2048), shape.vocabulary)
+    ours = [_median(lambda: _run(backend, step), 2, 3) for _ in range(2)]
+    prompt = mx.zeros((1, 2048), dtype=mx.int32)
+
+    def peer_prefill() -> None:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        mx.eval(model(prompt, cache=make_prompt_cache(model))[:, -1])
+
+    theirs = [_median(peer_prefill, 2, 3) for _ in range(2)]
+    results.append(_row("prefill", 2048, ours, theirs))
+    print(results[-1], flush=True)
+    backend.close()
+    return results
+
+
+def _run(backend: Backend, step: StepInput) -> None:
+    backend.run(step)
+
+
+def _row(what: str, rows: int, ours: list[float], theirs: list[float]) -> Row:
+    return {
+        "what": what,
+        "rows": rows,
+        "ours_ms": [round(value, 3) for value in ours],
+        "mlx_lm_ms": [round(value, 3) for value in theirs],
+        "ratio": round(min(theirs) / min(ours), 2),
+    }
+
+
+def compare_with_cpu(shape: ModelShape, layers: int) -> Row:
+    """Prefill of two rows, then decode and mixed steps, on both backends: every byte of results."""
+    small = replace(shape, layers=layers, context=2048)
+    model = peer_model(small, seed=1)
+    program = program_of(model, small, on_host=True)
+    del model
+    cpu = CpuBackend(program, CpuLimits(128, _BLOCK, 8, 1024), unit=choose_unit())
+    gpu = CudaBackend(program, CudaLimits(128, _BLOCK, 8, 1024))
+    tables = [list(range(40)), list(range(40, 60)), list(range(60, 80)), list(range(80, 100))]
+    plan = (
+        ([517, 40], [0, 0], tables[:2]),
+        ([1, 1, 70], [517, 40, 0], tables[:3]),
+        ([1, 1, 1, 3], [518, 41, 70, 0], tables),
+        ([1, 1, 1, 1], [519, 42, 71, 3], tables),
+    )
+    asked = int(Stat.ARGMAX | Stat.TOP_K | Stat.NORMALIZER | Stat.QUANTILE)
+    names = ("logits", "argmax_ids", "max_logits", "normalizers", "quantile_ids")
+    names += ("top_k_ids", "top_k_logits", "top_k_weights", "non_finite_ops")
+    differing, compared = 0, 0
+    for seed, (lengths, positions, some) in enumerate(plan):
+        step = make_step(lengths, positions, some, small.vocabulary, seed, asked)
+        outputs = cpu.run(step), gpu.run(step)
+        for name in names:
+            a, b = (np.ascontiguousarray(np.asarray(getattr(o, name))) for o in outputs)
+            compared += a.size
+            differing += int((a.view(np.uint32) != b.view(np.uint32)).sum())
+    caches = sum(int((cpu.read_block(i) != gpu.read_block(i)).sum()) for i in range(100))
+    gpu.close()
+    return {
+        "model": f"{shape.name}-shaped, {layers} layers",
+        "cpu_unit": cpu.unit,
+        "numbers_compared": compared,
+        "numbers_differing": differing,
+        "cache_values_differing": caches,
+    }
