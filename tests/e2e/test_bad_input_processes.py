@@ -24,6 +24,7 @@ from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from tests.support.bystanders import (
     Answer,
+    Output,
     assert_idle,
     bystander_requests,
     connected,
@@ -54,7 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(slots=True)
-class Running:
+class Mortal:
     """A pair whose processes a test may replace, and what each request gives alone."""
 
     model: Path
@@ -64,6 +65,10 @@ class Running:
     @property
     def address(self) -> str:
         return self.pair.schedulers[-1].address
+
+    def start_scheduler(self, *flags: str) -> None:
+        """Start another scheduler, which takes the executor over from the last one."""
+        self.pair.start_scheduler("--step-timeout", str(STEP_TIMEOUT), *flags)
 
     def restart_executor(self) -> None:
         self.pair.executor = start_executor(self.pair.folder, self.model, *FLAGS)
@@ -76,15 +81,15 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(model: Path) -> Iterator[Running]:
+def mortal(model: Path) -> Iterator[Mortal]:
     flags = ("--step-timeout", str(STEP_TIMEOUT))
     with running_pair(model, executor_flags=FLAGS, scheduler_flags=flags) as pair:
         solo = asyncio.run(solo_answers(pair.schedulers[0].address, REQUESTS))
-        yield Running(model, pair, solo)
+        yield Mortal(model, pair, solo)
 
 
 @contextlib.asynccontextmanager
-async def _streams_under_way(running: Running, stub: Any) -> Any:
+async def _streams_under_way(mortal: Mortal, stub: Any) -> Any:
     """All requests at once, each past its first token; equal to their solo runs at the end."""
     begun = [asyncio.Event() for _ in REQUESTS]
     tasks = [
@@ -98,23 +103,23 @@ async def _streams_under_way(running: Running, stub: Any) -> Any:
         assert not any(task.done() for task in tasks)
         yield
         outputs = await asyncio.gather(*tasks)
-        assert [output.answer for output in outputs] == running.solo
+        assert [output.answer for output in outputs] == mortal.solo
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_b43_a_frozen_executor_is_reported_and_thaws_without_loss(running: Running) -> None:
-    pid = running.pair.executor.process.pid
-    async with connected(running.address) as stub:
+async def test_b43_a_frozen_executor_is_reported_and_thaws_without_loss(mortal: Mortal) -> None:
+    pid = mortal.pair.executor.process.pid
+    async with connected(mortal.address) as stub:
         await run(stub, **REQUESTS[0])
-        async with _streams_under_way(running, stub):
+        async with _streams_under_way(mortal, stub):
             os.kill(pid, signal.SIGSTOP)
             try:
 
                 async def is_reported() -> bool:
-                    return not await running.is_serving()
+                    return not await mortal.is_serving()
 
                 async with asyncio.timeout(STEP_TIMEOUT + 3):
                     await until(is_reported, "NOT_SERVING")
@@ -126,32 +131,54 @@ async def test_b43_a_frozen_executor_is_reported_and_thaws_without_loss(running:
             finally:
                 os.kill(pid, signal.SIGCONT)
         assert (await stub.GetStats(pb.GetStatsRequest())).num_preemptions == 0
-        await until(running.is_serving, "SERVING")
-    await assert_idle(running.address)
-    assert running.pair.executor.process.poll() is None
+        await until(mortal.is_serving, "SERVING")
+    await assert_idle(mortal.address)
+    assert mortal.pair.executor.process.poll() is None
+
+
+async def test_b13_prompts_around_the_chunk_size(mortal: Mortal) -> None:
+    """Every length gives what it gives in one piece: nothing is sampled before the last chunk."""
+
+    async def outputs() -> list[Output]:
+        async with connected(mortal.address) as stub:
+            return [
+                await run(
+                    stub,
+                    token_ids=pb.TokenIds(ids=range(3, 3 + length)),
+                    sampling=sampling_pb2.SamplingParams(temperature=0.9, seed=1),
+                    stopping=sampling_pb2.StoppingParams(max_tokens=12, ignore_eos=True),
+                )
+                for length in (15, 16, 17, 31, 32, 33)
+            ]
+
+    whole = await outputs()
+    await asyncio.to_thread(mortal.start_scheduler, "--max-prefill-chunk", "16")
+    cut = await outputs()
+    assert [each.answer for each in cut] == [each.answer for each in whole]
+    assert [each.finished.usage for each in cut] == [each.finished.usage for each in whole]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_b40_streams_go_on_at_the_next_executor(
-    running: Running, number: signal.Signals
+    mortal: Mortal, number: signal.Signals
 ) -> None:
     """Killed, it is missed at once; asked to stop, it lets a live session finish first."""
-    async with connected(running.address) as stub:
+    async with connected(mortal.address) as stub:
         await run(stub, **REQUESTS[0])
         before = await stub.GetStats(pb.GetStatsRequest())
-        async with _streams_under_way(running, stub):
-            await asyncio.to_thread(running.pair.executor.stop, number)
-            await asyncio.to_thread(running.restart_executor)
+        async with _streams_under_way(mortal, stub):
+            await asyncio.to_thread(mortal.pair.executor.stop, number)
+            await asyncio.to_thread(mortal.restart_executor)
         after = await stub.GetStats(pb.GetStatsRequest())
     if number is signal.SIGKILL:
         assert after.num_executor_reconnects == before.num_executor_reconnects + 1
         assert after.num_preemptions == before.num_preemptions + len(REQUESTS)
-    await until(running.is_serving, "SERVING")
-    await assert_idle(running.address)
+    await until(mortal.is_serving, "SERVING")
+    await assert_idle(mortal.address)
 
 
-async def test_b37_streams_of_a_killed_client_are_given_up(running: Running) -> None:
-    pids = [running.pair.executor.process.pid, running.pair.schedulers[-1].process.pid]
+async def test_b37_streams_of_a_killed_client_are_given_up(mortal: Mortal) -> None:
+    pids = [mortal.pair.executor.process.pid, mortal.pair.schedulers[-1].process.pid]
     before = footprint(*pids)
     code = """
 import sys
@@ -166,18 +193,18 @@ print("under way", flush=True)
 sys.stdin.read()
 """
     client = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, running.address,
+        sys.executable, "-c", code, mortal.address,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert client.stdout is not None
     assert await asyncio.wait_for(client.stdout.readline(), 30) == b"under way\n"
     client.kill()
     await client.wait()
-    await assert_idle(running.address, before)
+    await assert_idle(mortal.address, before)
 
 
-async def test_b37_cancels_and_closed_connections_leak_nothing(running: Running) -> None:
-    pids = [running.pair.executor.process.pid, running.pair.schedulers[-1].process.pid]
+async def test_b37_cancels_and_closed_connections_leak_nothing(mortal: Mortal) -> None:
+    pids = [mortal.pair.executor.process.pid, mortal.pair.schedulers[-1].process.pid]
     stopping = sampling_pb2.StoppingParams(max_tokens=2000, ignore_eos=True)
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]), stopping=stopping)
 
@@ -188,18 +215,18 @@ async def test_b37_cancels_and_closed_connections_leak_nothing(running: Running)
         call.cancel()
 
     async def cycle() -> None:
-        async with connected(running.address) as stub:
+        async with connected(mortal.address) as stub:
             await asyncio.gather(*(leave(stub, index % 6) for index in range(16)))
             # The connection is closed under these.
             for _ in range(4):
                 await stub.Generate(request).read()
 
     await cycle()
-    await assert_idle(running.address)
+    await assert_idle(mortal.address)
     before = footprint(*pids)
     for _ in range(5):
         await cycle()
-    await assert_idle(running.address, before)
+    await assert_idle(mortal.address, before)
 
 
 async def _rest(call: Any) -> None:
@@ -207,20 +234,20 @@ async def _rest(call: Any) -> None:
         pass
 
 
-async def test_a_scheduler_that_is_killed_leaves_no_blocks_behind(running: Running) -> None:
-    async with connected(running.address) as stub:
+async def test_a_scheduler_that_is_killed_leaves_no_blocks_behind(mortal: Mortal) -> None:
+    async with connected(mortal.address) as stub:
         calls = [stub.Generate(pb.GenerateRequest(**request)) for request in REQUESTS]
         for call in calls:
             for _ in range(2):
                 await call.read()
-        running.pair.schedulers[-1].stop(signal.SIGKILL)
+        mortal.pair.schedulers[-1].stop(signal.SIGKILL)
         for call in calls:
             assert (await refused(_rest(call))).code is CODE.UNAVAILABLE
-    assert running.pair.executor.process.poll() is None
-    running.pair.start_scheduler("--step-timeout", str(STEP_TIMEOUT))
-    await assert_idle(running.address)
-    async with connected(running.address) as stub:
-        assert (await run(stub, **REQUESTS[1])).answer == running.solo[1]
+    assert mortal.pair.executor.process.poll() is None
+    mortal.start_scheduler()
+    await assert_idle(mortal.address)
+    async with connected(mortal.address) as stub:
+        assert (await run(stub, **REQUESTS[1])).answer == mortal.solo[1]
 
 
 async def test_a_scheduler_without_an_executor_says_so_and_waits(model: Path, folder: Path) -> None:

@@ -19,9 +19,10 @@ import pytest
 
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import token_rows_pb2 as rows_pb
-from tests.support.bystanders import assert_idle, bystander_requests, bystanders, solo_answers
+from isobatch.scheduler.v1.scheduler_service_pb2 import GetStatsRequest
 from tests.support.executor_harness import OPTIONS, SessionClient, reason_of, step_message
-from tests.support.services import Service, running_pair, start_executor
+from tests.support.healthy_pair import HealthyPair
+from tests.support.services import Service, start_executor
 from tests.support.tiny_model import Storage, TinyShape, write_directory
 from tests.support.tiny_tokenizer import vocab_size
 
@@ -249,28 +250,21 @@ async def test_b46_a_message_over_64_mib_ends_the_stream_alone(executor: Service
         await Stranger(channel).bits()
 
 
-async def test_strangers_without_a_higher_epoch_disturb_no_stream(model: Path) -> None:
+async def test_strangers_without_a_higher_epoch_disturb_no_stream(
+    running: HealthyPair, stub: Any
+) -> None:
     """A session that does not start, or starts below the live one's epoch, fences nobody."""
-    requests = bystander_requests(20, [[5, 6], [7, 8, 9]])
-    with running_pair(model, executor_flags=("--kv-memory-mb", "1", "--threads", "1")) as pair:
-        address = pair.schedulers[0].address
-        solo = await solo_answers(address, requests)
-        async with (
-            bystanders(address, requests, solo),
-            grpc.aio.insecure_channel(pair.executor.address, options=OPTIONS) as channel,
-        ):
-            for _ in range(20):
-                for message, code, reason in (
-                    ({}, CODE.INVALID_ARGUMENT, "INVALID_REQUEST"),
-                    ({"step": step_message(1, ROWS)}, CODE.INVALID_ARGUMENT, "INVALID_REQUEST"),
-                    (
-                        {"start": pb.StartSession(scheduler_epoch=0)},
-                        CODE.INVALID_ARGUMENT, "INVALID_REQUEST",
-                    ),
-                    (
-                        {"start": pb.StartSession(scheduler_epoch=5)},
-                        CODE.FAILED_PRECONDITION, "STALE_EPOCH",
-                    ),
-                ):  # fmt: skip
-                    await _ends(SessionClient(channel), code, reason, **message)
-        await assert_idle(address)
+    invalid = CODE.INVALID_ARGUMENT
+    cases: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
+        ({}, invalid, "INVALID_REQUEST"),
+        ({"step": step_message(1, ROWS)}, invalid, "INVALID_REQUEST"),
+        ({"start": pb.StartSession(scheduler_epoch=0)}, invalid, "INVALID_REQUEST"),
+        (
+            {"start": pb.StartSession(scheduler_epoch=5)}, CODE.FAILED_PRECONDITION, "STALE_EPOCH",
+        ),
+    ]  # fmt: skip
+    address = running.pair.executor.address
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        for message, code, reason in cases * 10:
+            await _ends(SessionClient(channel), code, reason, **message)
+    assert not (await stub.GetStats(GetStatsRequest())).num_executor_reconnects

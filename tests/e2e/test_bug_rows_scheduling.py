@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,51 +25,16 @@ from tests.support.bystanders import (
     Output,
     Refusal,
     bystander_requests,
-    connected,
     refused,
     run,
 )
 from tests.support.healthy_pair import HealthyPair, healthy_pair
-from tests.support.services import running_pair
 from tests.support.tiny_model import Storage, TinyShape, write_directory
+from tests.support.tiny_pair import EXECUTOR_FLAGS, SHAPE
 from tests.support.tiny_tokenizer import vocab_size
 
 CODE = grpc.StatusCode
-# A pool of 256 blocks of 16 positions, and a context that just does not fill it.
-SHAPE = TinyShape(vocab_size=vocab_size() + 13, context_length=4000)
-FLAGS = ("--kv-memory-mb", "1", "--threads", "1")
-REQUESTS = bystander_requests(30, [[50, 206, 282], [28, 39, 16], [45, 46]])
 LENGTH = sampling_pb2.FINISH_REASON_LENGTH
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-PORT = _free_port()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    write_directory(path, SHAPE, Storage(4))
-    return path
-
-
-@pytest.fixture(scope="module")
-def running(model: Path) -> Iterator[HealthyPair]:
-    flags = ("--metrics-port", str(PORT))
-    with healthy_pair(model, REQUESTS, executor_flags=FLAGS, scheduler_flags=flags) as pair:
-        yield pair
-
-
-@pytest.fixture
-async def stub(running: HealthyPair) -> AsyncIterator[Any]:
-    async with running.trouble() as stub:
-        yield stub
 
 
 def _ids(count: int, seed: int = 3) -> pb.TokenIds:
@@ -113,7 +77,7 @@ def poisoned(tmp_path: Path) -> Iterator[HealthyPair]:
         {**request, "sampling": _never_77(request["sampling"])}
         for request in bystander_requests(30, [[50, 206, 282], [28, 39, 16]])
     ]
-    with healthy_pair(tmp_path / "m", requests, executor_flags=FLAGS) as pair:
+    with healthy_pair(tmp_path / "m", requests, executor_flags=EXECUTOR_FLAGS) as pair:
         yield pair
 
 
@@ -131,23 +95,6 @@ async def test_b10_numbers_that_overflow_end_their_own_request(poisoned: Healthy
             refusal = await found(stub, prompt)
             assert (refusal.code, refusal.reason) == (CODE.INTERNAL, "REQUEST_FAILED")
             assert "layer" in refusal.message
-
-
-async def test_b13_prompts_around_the_chunk_size(running: HealthyPair, model: Path) -> None:
-    """Every length gives what it gives in one piece: nothing is sampled before the last chunk."""
-    lengths = (15, 16, 17, 31, 32, 33)
-    with running_pair(
-        model, executor_flags=FLAGS, scheduler_flags=("--max-prefill-chunk", "16")
-    ) as chunked:
-        for length in lengths:
-            async with (
-                connected(running.address) as whole,
-                connected(chunked.schedulers[0].address) as cut,
-            ):
-                expected = await _with(whole, prompt=_ids(length), temperature=0.9, seed=1)
-                got = await _with(cut, prompt=_ids(length), temperature=0.9, seed=1)
-            assert got.answer == expected.answer, length
-            assert got.finished.usage == expected.finished.usage
 
 
 async def test_b19_a_seed_repeats_whatever_is_beside_it(stub: Any) -> None:
@@ -269,14 +216,14 @@ async def test_b38_streams_go_on_while_a_long_prompt_is_read(stub: Any) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _series() -> set[str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=5) as page:
+def _series(port: int) -> set[str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
         lines = page.read().decode().splitlines()
     return {re.sub(r" \S+$", "", line) for line in lines if not line.startswith("#")}
 
 
-async def test_b52_series_are_few_and_fixed(stub: Any) -> None:
-    before = await asyncio.to_thread(_series)
+async def test_b52_series_are_few_and_fixed(stub: Any, metrics_port: int) -> None:
+    before = await asyncio.to_thread(_series, metrics_port)
     secret = "sesame"
     for index in range(40):
         await run(
@@ -286,7 +233,7 @@ async def test_b52_series_are_few_and_fixed(stub: Any) -> None:
         call = stub.Generate(pb.GenerateRequest(text="x", model=f"{secret}-{index}"))
         assert (await refused(call)).code is CODE.NOT_FOUND
     started = time.perf_counter()
-    after = await asyncio.to_thread(_series)
+    after = await asyncio.to_thread(_series, metrics_port)
     assert time.perf_counter() - started < 1.0
     assert after == before
     assert len(after) < 300

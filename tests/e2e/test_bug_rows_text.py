@@ -33,6 +33,7 @@ STOP = sampling_pb2.FINISH_REASON_STOP
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[HealthyPair]:
+    # 364 blocks of 16 positions: less than the context of 8,192.
     flags = ("--kv-memory-mb", "128")
     with healthy_pair(embedded_model_path(), REQUESTS, executor_flags=flags) as pair:
         yield pair
@@ -62,6 +63,18 @@ async def test_bad_requests_to_a_real_model_harm_nobody(stub: Any) -> None:
     for request, field in [*EMPTY, *numbers(), *biases(VOCABULARY), *out_of_range(VOCABULARY)]:
         found = await refused(stub.Generate(pb.GenerateRequest(**request), timeout=20.0))
         assert (found.code, found.fields) == (CODE.INVALID_ARGUMENT, (field,))
+
+
+async def test_b35_a_prompt_beyond_the_whole_pool_is_refused_at_once(stub: Any) -> None:
+    """Within the context it is; and yet it would wait for ever."""
+    short = [asyncio.create_task(_ask(stub, 3)) for _ in range(5)]
+    for num_tokens in (364 * 16, 364 * 16 + 1, 8191):
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[504] * num_tokens))
+        found = await refused(stub.Generate(request, timeout=1.0))
+        assert (found.code, found.reason) == (CODE.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED")
+        assert found.metadata["pool_capacity"] == str(364 * 16)
+        assert "block pool" in found.message
+    assert len({output.answer for output in await asyncio.gather(*short)}) == 1
 
 
 async def test_b23_stop_strings_spanning_tokens(stub: Any, decoder: tokenizers.Tokenizer) -> None:
