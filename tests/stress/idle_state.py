@@ -19,6 +19,7 @@ IDLE_SECONDS: Final = 30.0
 # gRPC's and asyncio's pools grow with load and shrink by a rule of their own; a leak of a thread
 # per request or per connection is far above this.
 MOST_NEW_THREADS: Final = 8
+_LABELS: Final = ("outcome", "state", "reason")
 _MEBIBYTE: Final = 1 << 20
 
 
@@ -51,8 +52,9 @@ class Snapshot:
 
     scheduler: ProcessCounts
     executor: ProcessCounts
-    # Requests that ended, by outcome, since the scheduler's start.
+    # Since the scheduler's start: requests that ended, by outcome, and preemptions, by reason.
     outcomes: Mapping[str, float]
+    preemptions: Mapping[str, float]
     stats: Stats
 
 
@@ -73,12 +75,16 @@ def _samples(port: int) -> dict[tuple[str, str], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
         text = reply.read().decode()
     return {
-        (sample.name, sample.labels.get("outcome") or sample.labels.get("state") or ""): float(
+        (sample.name, next((sample.labels[k] for k in _LABELS if k in sample.labels), "")): float(
             sample.value
         )
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def _series(samples: dict[tuple[str, str], float], name: str) -> dict[str, float]:
+    return {label: value for (each, label), value in samples.items() if each == name}
 
 
 def _health(address: str) -> int:
@@ -90,8 +96,8 @@ def _health(address: str) -> int:
         return reply.status
 
 
-def _live(watched: Watched) -> tuple[list[str], Stats, dict[str, float]]:
-    """Return what is still in use, the statistics, and the outcomes of requests."""
+def _live(watched: Watched) -> tuple[list[str], Stats, dict[tuple[str, str], float]]:
+    """Return what is still in use, the statistics, and the scheduler's metrics."""
     found = []
     for name, address in (
         ("scheduler", watched.scheduler_address), ("executor", watched.executor_address),
@@ -110,15 +116,10 @@ def _live(watched: Watched) -> tuple[list[str], Stats, dict[str, float]]:
         if value:
             found.append(f"the gauge {name} is {value:g}")
     executor = _samples(watched.executor_metrics_port)
-    blocks = {s: executor["isobatch_executor_kv_blocks", s] for s in ("active", "cached", "free")}
+    blocks = _series(executor, "isobatch_executor_kv_blocks")
     if blocks["active"] or sum(blocks.values()) != stats.total_blocks:
         found.append(f"the executor's blocks are {blocks}, of {stats.total_blocks}")
-    outcomes = {
-        outcome: value
-        for (name, outcome), value in scheduler.items()
-        if name == "isobatch_scheduler_requests_total"
-    }
-    return found, stats, outcomes
+    return found, stats, scheduler
 
 
 def grown(name: str, now: ProcessCounts, base: ProcessCounts) -> list[str]:
@@ -140,10 +141,14 @@ def wait_idle(watched: Watched, base: Snapshot | None = None) -> tuple[Snapshot,
     """
     deadline = time.monotonic() + IDLE_SECONDS
     while True:
-        found, stats, outcomes = _live(watched)
+        found, stats, samples = _live(watched)
         time.sleep(0.05)  # the connections of this very look
         snapshot = Snapshot(
-            _process(watched.scheduler_pid), _process(watched.executor_pid), outcomes, stats
+            _process(watched.scheduler_pid),
+            _process(watched.executor_pid),
+            _series(samples, "isobatch_scheduler_requests_total"),
+            _series(samples, "isobatch_scheduler_preemptions_total"),
+            stats,
         )
         if base is not None:
             found += grown("scheduler", snapshot.scheduler, base.scheduler)

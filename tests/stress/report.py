@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,8 +22,8 @@ def write_json(path: Path, result: Result) -> None:
     path.write_text(json.dumps(document | asdict(result), indent=1) + "\n")
 
 
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+def _counts(counts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {count:,.0f}" for name, count in counts.items())
 
 
 def _row(index: int, played: Round) -> str:
@@ -52,10 +53,9 @@ def markdown(result: Result) -> str:
         f"their own end and equal their solo run whole; {result.total('tokens'):,} tokens compared",
         f"- What clients did: {_counts(result.totals('fates'))}",
         f"- How streams ended: {_counts(result.totals('ends'))}",
-        f"- What the scheduler counted (killed clients included): "
-        f"{_counts({name: int(count) for name, count in last.outcomes.items()})}; "
-        f"{last.stats.num_steps:,} steps, {last.stats.num_preemptions:,} preemptions, "
-        f"{last.stats.num_executor_reconnects} executor restarts",
+        "- What the scheduler counted, killed clients included: requests "
+        f"{_counts(last.outcomes)}; preemptions {_counts(last.preemptions)}; "
+        f"{last.stats.num_steps:,} steps, {last.stats.num_executor_reconnects} reconnects",
         f"- **Changed texts and other violations: {len(result.violations)}. "
         f"Leaks: {len(result.leaks)}.**",
         "",

@@ -33,8 +33,8 @@ def test_a_leak_is_named(now: ProcessCounts) -> None:
 
 
 def test_memory_of_the_same_process_alone_is_compared() -> None:
-    first = Snapshot(BASE, BASE, {}, STATS)
+    first = Snapshot(BASE, BASE, {}, {}, STATS)
     more = replace(BASE, resident_mebibytes=111.0)
-    assert len(memory_growth(first, Snapshot(more, BASE, {}, STATS), 10.0)) == 1
-    assert memory_growth(first, Snapshot(more, BASE, {}, STATS), 12.0) == []
-    assert memory_growth(first, Snapshot(replace(more, pid=8), BASE, {}, STATS), 10.0) == []
+    assert len(memory_growth(first, Snapshot(more, BASE, {}, {}, STATS), 10.0)) == 1
+    assert memory_growth(first, Snapshot(more, BASE, {}, {}, STATS), 12.0) == []
+    assert memory_growth(first, Snapshot(replace(more, pid=8), BASE, {}, {}, STATS), 10.0) == []
