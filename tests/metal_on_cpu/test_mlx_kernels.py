@@ -28,10 +28,15 @@ Half = np.ndarray[Any, np.dtype[np.float16]]
 class MlxKernel:
     """A kernel of one of MLX's headers, launched with buffers by parameter name."""
 
-    def __init__(self, header: str, function: str, arguments: str, check: bool, constants: str = "") -> None:
+    def __init__(
+        self, header: str, function: str, arguments: str, check: bool, constants: str = ""
+    ) -> None:
         text = (prepared_headers() / FOLDER / header).read_text()
         self._signature = parse_signature(text, function, f"{function}<{arguments}>")
-        includes = [f'#include "{FOLDER}/{name}"' for name in ("quantized_utils.h", "steel/gemm/gemm.h", header)]
+        includes = [
+            f'#include "{FOLDER}/{name}"'
+            for name in ("quantized_utils.h", "steel/gemm/gemm.h", header)
+        ]
         unit = "\n".join([constants, *includes])
         options = CompileOptions(check=check, strict=False)
         self._entry = load_kernel(build_kernel(unit, self._signature, options))
@@ -48,7 +53,9 @@ class MlxKernel:
         given = {name: np.atleast_1d(np.asarray(value)) for name, value in inputs.items()}
         absent = np.zeros(64, np.uint8)
         bindings = []
-        for p in sorted((p for p in self._signature.parameters if p.is_buffer), key=lambda p: p.index):
+        for p in sorted(
+            (p for p in self._signature.parameters if p.is_buffer), key=lambda p: p.index
+        ):
             writable = p.name == output[0]
             array = output[1] if writable else given.get(p.name, absent)
             bindings.append(Binding(p.name, array, writable))
@@ -57,7 +64,9 @@ class MlxKernel:
         launch(self._entry, bindings, grid, threads, options)
 
 
-def quantised(rng: np.random.Generator, n: int, k: int) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+def quantised(
+    rng: np.random.Generator, n: int, k: int
+) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
     """4-bit weights in groups of 64, and their values."""
     q = rng.integers(0, 16, (n, k))
     packed = sum(q[:, i::8].astype(np.uint32) << np.uint32(4 * i) for i in range(8))
@@ -107,11 +116,19 @@ def test_attention_of_one_query(check: bool) -> None:
     k, v = rng.standard_normal((2, kv_heads, keys, d)).astype(np.float16)
     out = np.empty((heads, d), np.float16)
     kernel = MlxKernel("sdpa_vector.h", "sdpa_vector", "half, 64", check)
-    sizes: dict[str, Any] = {"gqa_factor": np.int32(2), "N": np.int32(keys), "scale": np.float32(0.125)}
+    sizes: dict[str, Any] = {
+        "gqa_factor": np.int32(2),
+        "N": np.int32(keys),
+        "scale": np.float32(0.125),
+    }
     for name in ("k", "v"):
         sizes |= {f"{name}_head_stride": np.uint64(keys * d), f"{name}_seq_stride": np.uint64(d)}
-    kernel({"queries": q, "keys": k, "values": v, **sizes}, ("out", out), (heads, 1, 1), (1024, 1, 1))
-    scores = np.einsum("hd,hkd->hk", q.astype(np.float64) * 0.125, np.repeat(k, 2, axis=0).astype(np.float64))
+    kernel(
+        {"queries": q, "keys": k, "values": v, **sizes}, ("out", out), (heads, 1, 1), (1024, 1, 1)
+    )
+    scores = np.einsum(
+        "hd,hkd->hk", q.astype(np.float64) * 0.125, np.repeat(k, 2, axis=0).astype(np.float64)
+    )
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     assert_close(out, np.einsum("hk,hkd->hd", weights, np.repeat(v, 2, axis=0).astype(np.float64)))

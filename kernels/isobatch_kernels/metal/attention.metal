@@ -54,27 +54,27 @@ METAL_FUNC void weigh_chunk(const device half* pool, const device int* blocks, c
   const int position = chunk * kChunk + int(t);
   const int lowest = first_visible(positions[tile.first_token], z.window), last = positions[tile.token(tile.count() - 1)];
   float score[R];
-  for (int r = 0; r < R; r++) score[r] = 0.0f;
+  UNROLL for (int r = 0; r < R; r++) score[r] = 0.0f;
   if (position >= lowest && position <= last) {
     const int block = blocks[position / z.block_size], slot = position % z.block_size;
     const size_t vectors = z.dim / VEC;
     const device half* key = pool + ((size_t(block) * 2 * z.kv_heads + tile.kv_head) * vectors * z.block_size + slot) * VEC;
     for (int i = 0; i < int(vectors); i++) {
-      for (int e = 0; e < VEC; e++) {
+      UNROLL for (int e = 0; e < VEC; e++) {
         const float k = float(key[size_t(i) * z.block_size * VEC + e]);
-        for (int r = 0; r < R; r++) score[r] = fma(queries[r * z.dim + i * VEC + e], k, score[r]);
+        UNROLL for (int r = 0; r < R; r++) score[r] = fma(queries[r * z.dim + i * VEC + e], k, score[r]);
       }
     }
   }
   bool visible[R];
-  for (int r = 0; r < R; r++) {
+  UNROLL for (int r = 0; r < R; r++) {
     const int at = positions[tile.token(min(r, tile.count() - 1))];
     visible[r] = r < tile.count() && position <= at && position >= first_visible(at, z.window);
     const float largest = simd_max(visible[r] ? score[r] : -MAXFLOAT);
     if (lane == 0) scratch[sg * R + r] = largest;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int r = 0; r < R; r++) {
+  UNROLL for (int r = 0; r < R; r++) {
     float m = scratch[r];
     for (int i = 1; i < 8; i++) m = scratch[i * R + r] > m ? scratch[i * R + r] : m;
     p[r * kChunk + int(t)] = visible[r] ? x1_exp(score[r] - m) : 0.0f;
@@ -93,7 +93,7 @@ METAL_FUNC void mix_chunk(const device half* pool, const device int* blocks, con
                           AttentionSizes z, int chunk, uint t, const threadgroup float* p, thread float* o) {
   const int d = int(t) % z.dim, first = int(t) / z.dim, step = 256 / z.dim;
   int low[OWN], high[OWN], from = kChunk, to = 0;
-  for (int i = 0; i < OWN; i++) {
+  UNROLL for (int i = 0; i < OWN; i++) {
     const int r = first + i * step;
     const int at = positions[tile.token(min(r, tile.count() - 1))] - chunk * kChunk;
     low[i] = max(0, first_visible(at + chunk * kChunk, z.window) - chunk * kChunk);
@@ -108,11 +108,11 @@ METAL_FUNC void mix_chunk(const device half* pool, const device int* blocks, con
     const int position = chunk * kChunk + j;
     const size_t block = blocks[position / z.block_size], slot = position % z.block_size;
     const float v = float(pool[(((block * 2 + 1) * z.kv_heads + tile.kv_head) * z.block_size + slot) * z.dim + d]);
-    for (int i = 0; i < OWN; i++) {
+    UNROLL for (int i = 0; i < OWN; i++) {
       if (j >= low[i] && j < high[i]) o[i] = fma(p[(first + i * step) * kChunk + j], v, o[i]);
     }
   }
-  for (int i = 0; i < OWN; i++) o[i] = flush_below(o[i], kFloor40Bits);
+  UNROLL for (int i = 0; i < OWN; i++) o[i] = flush_below(o[i], kFloor40Bits);
 }
 
 METAL_FUNC void merge(thread float& o, thread float& m, thread float& l, float chunk_o, float chunk_m, float chunk_l) {
@@ -148,7 +148,7 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
   load_queries(queries, tile, z, R, t, qs);
   const int d = int(t) % DIM, first = int(t) / DIM, step = 256 / DIM;
   float o[OWN], m[OWN], l[OWN];
-  for (int i = 0; i < OWN; i++) o[i] = m[i] = l[i] = 0.0f;
+  UNROLL for (int i = 0; i < OWN; i++) o[i] = m[i] = l[i] = 0.0f;
   const int begin = first_visible(positions[tile.first_token], z.window) / kChunk;
   const int end = positions[tile.token(tile.count() - 1)] / kChunk;
   for (int chunk = begin; chunk <= end; chunk++) {
@@ -157,7 +157,7 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float part[OWN];
     mix_chunk<R, VEC, OWN>(pool, blocks, positions, tile, z, chunk, t, p, part);
-    for (int i = 0; i < OWN; i++) {
+    UNROLL for (int i = 0; i < OWN; i++) {
       const int r = first + i * step;
       if (first >= step || r >= tile.count()) continue;
       const int at = positions[tile.token(r)];
@@ -172,7 +172,7 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
       }
     }
   }
-  for (int i = 0; i < OWN; i++) {
+  UNROLL for (int i = 0; i < OWN; i++) {
     const int r = first + i * step;
     if (first < step && r < tile.count()) out[(size_t(tile.token(r)) * z.heads + tile.head(r)) * DIM + d] = o[i] * x1_recip(l[i]);
   }
@@ -204,7 +204,7 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
   float part[OWN];
   mix_chunk<R, VEC, OWN>(pool, blocks, positions, tile, z, chunk, t, p, part);
   const int d = int(t) % DIM, first = int(t) / DIM, step = 256 / DIM;
-  for (int i = 0; i < OWN; i++) {
+  UNROLL for (int i = 0; i < OWN; i++) {
     const int r = first + i * step;
     if (first >= step || r >= tile.count()) continue;
     const size_t row = size_t(tile.token(r)) * z.heads + tile.head(r);

@@ -2,6 +2,9 @@
 // a*b + c under every math mode unless told not to; where one rounding is meant, fma is written.
 #pragma METAL fp contract(off)
 
+// Before loops over arrays that have to live in registers.
+#define UNROLL _Pragma("clang loop unroll(full)")
+
 constant constexpr uint kBlockFloorBits = 0x2B800000u;     // 2^-40
 constant constexpr uint kNonFiniteBits = 0x6F800000u;      // 2^96
 constant constexpr uint kDenseRowFloorBits = 0x30800000u;  // 2^-30

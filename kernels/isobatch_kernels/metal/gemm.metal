@@ -57,7 +57,11 @@ METAL_FUNC void stage_activations(const device half* q, int row0, int M, size_t 
   const int fm = lane / 16 * 4 + lane / 2 % 4, fn = lane / 8 % 2 * 4 + lane % 2 * 2;
 
   float total[MT][2][2], acc[MT][2][2];
-  for (int a = 0; a < MT; a++) for (int b = 0; b < 2; b++) for (int e = 0; e < 2; e++) total[a][b][e] = acc[a][b][e] = 0.0f;
+  UNROLL for (int a = 0; a < MT; a++) {
+    UNROLL for (int b = 0; b < 2; b++) {
+      UNROLL for (int e = 0; e < 2; e++) total[a][b][e] = acc[a][b][e] = 0.0f;
+    }
+  }
   bool started = false;
   for (int slice = 0; slice < 8; slice++) {
     const int begin = slice_begin(slice, NB), end = slice_begin(slice + 1, NB);
@@ -68,39 +72,41 @@ METAL_FUNC void stage_activations(const device half* q, int row0, int M, size_t 
       stage_activations<B, BM>(q, row0, M, size_t(stride) * A, j, t, xs);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       simdgroup_matrix<float, 8, 8> p[MT][2];
-      for (int a = 0; a < MT; a++) for (int b = 0; b < 2; b++) p[a][b] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      UNROLL for (int a = 0; a < MT; a++) {
+        UNROLL for (int b = 0; b < 2; b++) p[a][b] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      }
       for (int k = 0; k < B; k += 8) {
         simdgroup_matrix<half, 8, 8> fx[MT], fw[2];
-        for (int a = 0; a < MT; a++) simdgroup_load(fx[a], xs + (m0 + 8 * a) * LD + k, LD);
-        for (int b = 0; b < 2; b++) simdgroup_load(fw[b], ws + (n0 + 8 * b) * LD + k, LD, ulong2(0, 0), true);
-        for (int a = 0; a < MT; a++) {
-          for (int b = 0; b < 2; b++) simdgroup_multiply_accumulate(p[a][b], fx[a], fw[b], p[a][b]);
+        UNROLL for (int a = 0; a < MT; a++) simdgroup_load(fx[a], xs + (m0 + 8 * a) * LD + k, LD);
+        UNROLL for (int b = 0; b < 2; b++) simdgroup_load(fw[b], ws + (n0 + 8 * b) * LD + k, LD, ulong2(0, 0), true);
+        UNROLL for (int a = 0; a < MT; a++) {
+          UNROLL for (int b = 0; b < 2; b++) simdgroup_multiply_accumulate(p[a][b], fx[a], fw[b], p[a][b]);
         }
       }
       const size_t scale0 = (size_t(tile) * groups + j * B / G) * 32 + n0 + fn;
       float scale[2][2], offset[2][2];
-      for (int b = 0; b < 2; b++) {
-        for (int e = 0; e < 2; e++) {
+      UNROLL for (int b = 0; b < 2; b++) {
+        UNROLL for (int e = 0; e < 2; e++) {
           scale[b][e] = widen(scales[scale0 + 8 * b + e]);
           offset[b][e] = widen(biases[scale0 + 8 * b + e]);
         }
       }
-      for (int a = 0; a < MT; a++) {
+      UNROLL for (int a = 0; a < MT; a++) {
         const size_t row = min(row0 + m0 + 8 * a + fm, M - 1);
         float sum = 0.0f;
         for (int i = 0; i < B / SB; i++) sum = sum + s[row * sums + j * (B / SB) + i];
         const float block = d[row * stride + j * B / A];
-        for (int b = 0; b < 2; b++) {
-          for (int e = 0; e < 2; e++) {
+        UNROLL for (int b = 0; b < 2; b++) {
+          UNROLL for (int e = 0; e < 2; e++) {
             const float v = fma(scale[b][e], p[a][b].thread_elements()[e], offset[b][e] * sum);
             acc[a][b][e] = fma(block, v, acc[a][b][e]);
           }
         }
       }
     }
-    for (int a = 0; a < MT; a++) {
-      for (int b = 0; b < 2; b++) {
-        for (int e = 0; e < 2; e++) {
+    UNROLL for (int a = 0; a < MT; a++) {
+      UNROLL for (int b = 0; b < 2; b++) {
+        UNROLL for (int e = 0; e < 2; e++) {
           total[a][b][e] = started ? total[a][b][e] + acc[a][b][e] : acc[a][b][e];
           acc[a][b][e] = 0.0f;
         }
@@ -108,10 +114,10 @@ METAL_FUNC void stage_activations(const device half* q, int row0, int M, size_t 
     }
     started = true;
   }
-  for (int a = 0; a < MT; a++) {
+  UNROLL for (int a = 0; a < MT; a++) {
     const int row = row0 + m0 + 8 * a + fm;
-    for (int b = 0; b < 2; b++) {
-      for (int e = 0; e < 2; e++) {
+    UNROLL for (int b = 0; b < 2; b++) {
+      UNROLL for (int e = 0; e < 2; e++) {
         const int n = tile * 32 + n0 + 8 * b + fn + e;
         if (row >= M || n >= N) continue;
         const size_t to = size_t(row) * N + n;

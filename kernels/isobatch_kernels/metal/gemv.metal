@@ -10,16 +10,17 @@
 template <int BITS, bool CENTRED, int B, int R>
 METAL_FUNC void dot_outputs(const device uint4* packed, thread const size_t* w, const device half* x, int j, thread float* p) {
   constexpr int UNIT = 128 / BITS, WORD = 32 / BITS, STEP = B < UNIT ? B : UNIT;
-  for (int r = 0; r < R; r++) p[r] = 0.0f;
-  for (int k = j * B; k < (j + 1) * B; k += STEP) {
+  UNROLL for (int r = 0; r < R; r++) p[r] = 0.0f;
+  UNROLL for (int part = 0; part < B; part += STEP) {
+    const int k = j * B + part;
     uint4 unit[R];
-    for (int r = 0; r < R; r++) unit[r] = packed[w[r] + size_t(k / UNIT) * 32];
-    for (int i = 0; i < STEP / WORD; i++) {
+    UNROLL for (int r = 0; r < R; r++) unit[r] = packed[w[r] + size_t(k / UNIT) * 32];
+    UNROLL for (int i = 0; i < STEP / WORD; i++) {
       half2 a[WORD / 2];
       load_word_of_activations<BITS>(x + k + i * WORD, a);
-      for (int r = 0; r < R; r++) {
+      UNROLL for (int r = 0; r < R; r++) {
         const uint word = unit[r][(k % UNIT) / WORD + i];
-        for (int pair = 0; pair < WORD / 2; pair++) {
+        UNROLL for (int pair = 0; pair < WORD / 2; pair++) {
           const half2 q = decode_pair<BITS, CENTRED>(word, pair);
           p[r] = fma(float(a[pair].x), float(q.x), p[r]);
           p[r] = fma(float(a[pair].y), float(q.y), p[r]);
@@ -54,7 +55,7 @@ METAL_FUNC void dot_outputs(const device uint4* packed, thread const size_t* w, 
     float sum = 0.0f;
     for (int i = 0; i < B / SB; i++) sum = sum + s[j * (B / SB) + i];
     const float scale_of_block = d[j * B / A];
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int r = 0; r < R; r++) {
       const size_t at = scale0[r] + size_t(j * B / G) * 32;
       const float t = fma(widen(scales[at]), p[r], widen(biases[at]) * sum);
       acc[r] = fma(scale_of_block, t, acc[r]);

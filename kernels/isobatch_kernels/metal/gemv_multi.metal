@@ -9,22 +9,33 @@
 template <int BITS, bool CENTRED, int B, int V>
 METAL_FUNC void dot_rows(const device uint4* w, const device half* q, thread const size_t* x, int j, thread float* p) {
   constexpr int UNIT = 128 / BITS, WORD = 32 / BITS, STEP = B < UNIT ? B : UNIT;
-  for (int v = 0; v < V; v++) p[v] = 0.0f;
-  for (int k = j * B; k < (j + 1) * B; k += STEP) {
+  UNROLL for (int v = 0; v < V; v++) p[v] = 0.0f;
+  UNROLL for (int part = 0; part < B; part += STEP) {
+    const int k = j * B + part;
     const uint4 unit = w[size_t(k / UNIT) * 32];
-    for (int i = 0; i < STEP / WORD; i++) {
+    UNROLL for (int i = 0; i < STEP / WORD; i++) {
       const uint word = unit[(k % UNIT) / WORD + i];
       half2 decoded[WORD / 2];
-      for (int pair = 0; pair < WORD / 2; pair++) decoded[pair] = decode_pair<BITS, CENTRED>(word, pair);
-      for (int v = 0; v < V; v++) {
+      UNROLL for (int pair = 0; pair < WORD / 2; pair++) decoded[pair] = decode_pair<BITS, CENTRED>(word, pair);
+      UNROLL for (int v = 0; v < V; v++) {
         half2 a[WORD / 2];
         load_word_of_activations<BITS>(q + x[v] + k + i * WORD, a);
-        for (int pair = 0; pair < WORD / 2; pair++) {
+        UNROLL for (int pair = 0; pair < WORD / 2; pair++) {
           p[v] = fma(float(a[pair].x), float(decoded[pair].x), p[v]);
           p[v] = fma(float(a[pair].y), float(decoded[pair].y), p[v]);
         }
       }
     }
+  }
+}
+
+// The end of a sub-block: t = fma(scale, p, bias*s), acc = fma(d, t, acc) for V rows.
+template <int V>
+METAL_FUNC void add_block(thread float* acc, thread const float* p, thread const float* sums, thread const float* blocks,
+                          float scale, float offset) {
+  UNROLL for (int v = 0; v < V; v++) {
+    const float t = fma(scale, p[v], offset * sums[v]);
+    acc[v] = fma(blocks[v], t, acc[v]);
   }
 }
 
@@ -44,7 +55,7 @@ METAL_FUNC void dot_rows(const device uint4* w, const device half* q, thread con
   const size_t scale0 = size_t(tile) * groups * 32 + lane;
   size_t x[V];
   float acc[V];
-  for (int v = 0; v < V; v++) {
+  UNROLL for (int v = 0; v < V; v++) {
     x[v] = size_t(min(row0 + v, M - 1)) * stride * A;
     acc[v] = 0.0f;
   }
@@ -52,18 +63,18 @@ METAL_FUNC void dot_rows(const device uint4* w, const device half* q, thread con
     float p[V];
     dot_rows<BITS, CENTRED, B, V>(w, q, x, j, p);
     const size_t at = scale0 + size_t(j * B / G) * 32;
-    const float scale = widen(scales[at]), offset = widen(biases[at]);
-    for (int v = 0; v < V; v++) {
+    float sum[V], block[V];
+    UNROLL for (int v = 0; v < V; v++) {
       const size_t row = min(row0 + v, M - 1);
-      float sum = 0.0f;
-      for (int i = 0; i < B / SB; i++) sum = sum + s[row * sums + j * (B / SB) + i];
-      const float t = fma(scale, p[v], offset * sum);
-      acc[v] = fma(d[row * stride + j * B / A], t, acc[v]);
+      sum[v] = 0.0f;
+      UNROLL for (int i = 0; i < B / SB; i++) sum[v] = sum[v] + s[row * sums + j * (B / SB) + i];
+      block[v] = d[row * stride + j * B / A];
     }
+    add_block<V>(acc, p, sum, block, widen(scales[at]), widen(biases[at]));
   }
-  for (int base = 0; base < V; base += STEP) {
+  UNROLL for (int base = 0; base < V; base += STEP) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int i = 0; i < STEP && base + i < V; i++) parts[(slice * STEP + i) * 32 + lane] = acc[base + i];
+    UNROLL for (int i = 0; i < STEP; i++) if (base + i < V) parts[(slice * STEP + i) * 32 + lane] = acc[base + i];
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int at = int(thread_index_in_threadgroup); at < STEP * 32; at += 256) {
       const int row = row0 + base + at / 32, n = tile * 32 + at % 32;

@@ -21,9 +21,9 @@ template <int BITS>
 METAL_FUNC void load_word_of_activations(const device half* x, thread half2* pairs) {
   if (BITS == 4) {
     const uint4 v = *reinterpret_cast<const device uint4*>(x);
-    for (int i = 0; i < 4; i++) pairs[i] = as_type<half2>(v[i]);
+    UNROLL for (int i = 0; i < 4; i++) pairs[i] = as_type<half2>(v[i]);
   } else {
     const uint2 v = *reinterpret_cast<const device uint2*>(x);
-    for (int i = 0; i < 2; i++) pairs[i] = as_type<half2>(v[i]);
+    UNROLL for (int i = 0; i < 2; i++) pairs[i] = as_type<half2>(v[i]);
   }
 }

@@ -137,7 +137,9 @@ def _preamble(options: CompileOptions) -> Path:
     source = CACHE / f"preamble-{_digest(text)}.h"
     _publish(lambda name: Path(name).write_text(text), source)
     flags = options.flags()
-    target = CACHE / f"preamble-{_digest(text, _source_digest(), str(prepared_headers()), *flags)}.pch"
+    target = (
+        CACHE / f"preamble-{_digest(text, _source_digest(), str(prepared_headers()), *flags)}.pch"
+    )
     return _publish(
         lambda name: _clang(*flags, *_includes(), "-x", "c++-header", str(source), "-o", name),
         target,
