@@ -26,8 +26,13 @@ def num_blocks(dimensions: Dimensions, block_size: int, memory_mb: int, machine_
     """Return the number of blocks.
 
     `memory_mb` MiB when it is not 0, else room for DEFAULT_TOKENS positions within a share of the
-    machine's memory. Raises ConfigError when not even one block fits.
+    machine's memory. Raises ConfigError when not even one block fits, or the machine has less.
     """
+    if memory_mb * 2**20 > machine_bytes:
+        raise ConfigError(
+            f"[config] kv_memory_mb must be at most the machine's {machine_bytes // 2**20}, "
+            f"got {memory_mb}"
+        )
     each = block_bytes(dimensions, block_size)
     if memory_mb:
         count = memory_mb * 2**20 // each

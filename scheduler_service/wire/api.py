@@ -14,11 +14,13 @@ from scheduler_service.streams import Delta, Ending
 from scheduler_service.text.chat_template import ChatTurn
 from scheduler_service.wire.executor import Capabilities
 
+# What goes on to the executor for every row must fit its messages for all rows together: biases
+# travel with every step, and a salt whenever a sequence is opened.
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_COALESCE_MS = 50
 MAX_ID_LENGTH = 128
-# They travel with every step, so their sum over all rows must fit the executor's messages.
+MAX_SALT_LENGTH = 256
 MAX_LOGIT_BIASES = 1024
 # Beyond any context; the core clips it to what the context leaves.
 _UNLIMITED_TOKENS = 2**31 - 1
@@ -78,6 +80,8 @@ def read_generate(request: pb.GenerateRequest, vocab_size: int) -> GenerateOptio
            f"must be at most {MAX_COALESCE_MS}", request.coalesce_ms)  # fmt: skip
     _check(len(request.request_id) <= MAX_ID_LENGTH, "request_id",
            f"must have at most {MAX_ID_LENGTH} characters", len(request.request_id))  # fmt: skip
+    _check(len(request.cache_salt) <= MAX_SALT_LENGTH, "cache_salt",
+           f"must have at most {MAX_SALT_LENGTH} characters", len(request.cache_salt))  # fmt: skip
     return GenerateOptions(
         request_id=request.request_id or str(uuid.uuid4()),
         params=read_sampling(request.sampling),

@@ -17,7 +17,7 @@ from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from scheduler_service import step_loop
 from scheduler_service.errors import MAX_MESSAGE_BYTES, ConfigurationError
 from scheduler_service.text.tokenizer import Tokenizer
-from scheduler_service.wire.api import MAX_LOGIT_BIASES
+from scheduler_service.wire.api import MAX_LOGIT_BIASES, MAX_SALT_LENGTH
 from tests.support.bystanders import refused
 from tests.support.fake_executor import FakeExecutor
 from tests.support.scheduler_harness import running, socket_folder
@@ -137,6 +137,14 @@ async def test_b17_no_request_makes_a_step_too_large_for_the_wire() -> None:
             assert (found.code, found.fields) == (CODE.INVALID_ARGUMENT, ("sampling.logit_bias",))
     step_bytes = 256 * MAX_LOGIT_BIASES * 8
     assert step_bytes < 64 << 20
+
+
+async def test_b46_a_salt_is_short_enough_to_open_all_sequences_at_once() -> None:
+    """After a restart of the executor every live request is announced in one message."""
+    async with running() as harness:
+        await harness.complete(text="x", cache_salt="\u65e5" * MAX_SALT_LENGTH, stopping=TEN)
+        found = await refused(harness.generate(text="x", cache_salt="s" * 3_000_000))
+        assert (found.code, found.fields) == (CODE.INVALID_ARGUMENT, ("cache_salt",))
 
 
 async def test_b46_full_rows_are_fetched_in_parts_that_fit_a_message(

@@ -74,4 +74,5 @@ def out_of_range(vocab_size: int) -> list[BadRequest]:
         (stopping(stop_token_ids=[2, vocab_size]), "stopping.stop_token_ids[1]"),
         ({"text": "x", "coalesce_ms": 51}, "coalesce_ms"),
         ({"text": "x", "request_id": "i" * 129}, "request_id"),
+        ({"text": "x", "cache_salt": "s" * 257}, "cache_salt"),
     ]

@@ -28,9 +28,15 @@ def test_the_default_takes_at_most_a_quarter_of_the_machine() -> None:
 
 def test_a_given_memory_is_used_as_it_is() -> None:
     assert num_blocks(DIMENSIONS, 16, 1, 4 * GIB) == 2
-    assert num_blocks(DIMENSIONS, 16, 8192, 4 * GIB) == 8192 * 2**20 // 368640
+    assert num_blocks(DIMENSIONS, 16, 8192, 8 * GIB) == 8192 * 2**20 // 368640
 
 
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="kv_memory_mb must hold a block of 1 MiB, got 0"):
         num_blocks(DIMENSIONS, 16, 0, 2**20)
+
+
+@pytest.mark.parametrize("memory_mb", [4097, 10**9, 10**18])
+def test_more_than_the_machine_has_is_refused(memory_mb: int) -> None:
+    with pytest.raises(ConfigError, match=f"at most the machine's 4096, got {memory_mb}"):
+        num_blocks(DIMENSIONS, 16, memory_mb, 4 * GIB)
