@@ -8,13 +8,22 @@
 | isobatch_executor_step_tokens             | histogram | model           |
 | isobatch_executor_step_rows               | histogram | model           |
 | isobatch_executor_forward_seconds         | histogram | model, phase    |
+| isobatch_executor_step_phase_seconds      | histogram | model, phase    |
+| isobatch_executor_weight_bytes_read_total | counter   | model           |
 | isobatch_executor_non_finite_rows_total   | counter   | model           |
 | isobatch_executor_kv_blocks               | gauge     | model, state    |
 | isobatch_executor_memory_bytes            | gauge     | kind            |
+| isobatch_executor_self_test_state         | gauge     | state           |
+| isobatch_executor_self_test_cases         | gauge     |                 |
 | isobatch_executor_build_info              | gauge = 1 | version, device, unit, mlx_version |
+| isobatch_executor_model_info              | gauge = 1 | model, architecture, numeric_class, kv_class |
 
 `model` is the only open label. Children are created at start, so that an idle panel shows 0; of
 kernel paths, those that the unit in use can take.
+
+Bytes of weights count each weight once a step, as the least that has to be read; divided by the
+time of the forward pass they are the effective bandwidth. The phases of a step do not overlap and
+add up to the time from its arrival to its answer.
 """
 
 from __future__ import annotations
@@ -32,13 +41,15 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from executor_service.engine.capabilities import KV_CLASS
 from executor_service.engine.step_request import Outcome, RowOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from executor_service.engine.capabilities import Capabilities
+    from executor_service.engine.capabilities import Capabilities, SelfTestResult
     from executor_service.engine.step_request import StepAnswer, StepRequest
+    from executor_service.engine.weight_bytes import WeightBytes
     from executor_service.kv_cache.manager import KvOccupancy
 
 PATHS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -52,6 +63,8 @@ PATHS: Final[Mapping[str, tuple[str, ...]]] = {
     "row_statistics": ("other",),
 }
 PHASES: Final = ("decode", "prefill", "mixed")
+STEP_PHASES: Final = ("queue", "prepare", "forward", "statistics", "other")
+SELF_TEST_STATES: Final = ("passed", "fell_back", "not_run")
 STATES: Final = ("active", "cached", "free")
 MEMORY_KINDS: Final = ("resident", "kv_pool")
 OUTCOMES: Final[Mapping[Outcome, str]] = {
@@ -62,13 +75,18 @@ _SECONDS: Final = (
     0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.096,
     0.128, 0.256, 0.512, 1.0,
 )  # fmt: skip
+_PHASE_SECONDS: Final = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0,
+)  # fmt: skip
 _COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class Metrics:
     """All metrics in one registry of their own."""
 
-    def __init__(self, capabilities: Capabilities, kv_pool_bytes: int) -> None:
+    def __init__(
+        self, capabilities: Capabilities, kv_pool_bytes: int, weight_bytes: WeightBytes
+    ) -> None:
         # A line of creation time beside each counter would double the page.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
@@ -114,6 +132,17 @@ class Metrics:
             "forward_seconds", "Forward pass of a step.", ("model", "phase"), _SECONDS
         )
         self._forward = {phase: forward.labels(model_id, phase) for phase in PHASES}
+        step_phase = histogram(
+            "step_phase_seconds",
+            "Parts of the time from a step's arrival to its answer.",
+            ("model", "phase"),
+            _PHASE_SECONDS,
+        )
+        self._phases = {phase: step_phase.labels(model_id, phase) for phase in STEP_PHASES}
+        self._weight_bytes = weight_bytes
+        self._bytes_read = counter(
+            "weight_bytes_read_total", "Bytes of weights that steps had to read.", label
+        ).labels(model_id)
         self._non_finite = counter(
             "non_finite_rows_total", "Rows that met a NaN or an infinity.", label
         ).labels(model_id)
@@ -123,6 +152,20 @@ class Metrics:
         memory.labels("kv_pool").set(kv_pool_bytes)
         process = psutil.Process(os.getpid())
         memory.labels("resident").set_function(lambda: float(process.memory_info().rss))
+        state_now = _self_test_state(capabilities.self_test)
+        states = gauge("self_test_state", "1 for the state of the kernels' self-test.", ("state",))
+        for state in SELF_TEST_STATES:
+            states.labels(state).set(state == state_now)
+        Gauge(
+            "isobatch_executor_self_test_cases",
+            "Cases that the self-test compared.",
+            registry=registry,
+        ).set(capabilities.self_test.num_cases)
+        gauge(
+            "model_info",
+            "The loaded model; always 1.",
+            ("model", "architecture", "numeric_class", "kv_class"),
+        ).labels(model_id, model.architecture, model.numeric_class, KV_CLASS).set(1)
         gauge(
             "build_info", "The software; always 1.", ("version", "device", "unit", "mlx_version")
         ).labels(build.version, build.device, build.unit, build.mlx_version).set(1)
@@ -136,16 +179,22 @@ class Metrics:
         used = counts.total_blocks - counts.free_blocks - counts.evictable_blocks
         self._blocks["active"].set(used)
 
-    def observe_step(self, request: StepRequest, answer: StepAnswer) -> None:
-        """Count a step that was computed or refused for want of blocks, but not its repetition."""
+    def observe_step(self, request: StepRequest, answer: StepAnswer, total_ns: int) -> None:
+        """Count a step that was computed or refused for want of blocks, but not its repetition.
+
+        `total_ns` is the time from the step's arrival to its answer.
+        """
         if answer is self._last_answer:
             return
         self._last_answer = answer
         self._steps[answer.outcome].inc()
         self.observe_occupancy(answer.occupancy)
         results = answer.results
+        self._observe_phases(answer, total_ns)
         if results is None:
             return
+        has_wanted = len(request.wanted) > 0
+        self._bytes_read.inc(self._weight_bytes.of_step(has_wanted=has_wanted))
         self._tokens.observe(len(request.token_ids))
         self._step_rows.observe(len(request.sequence_ids))
         single = int((request.num_tokens == 1).sum())
@@ -162,3 +211,21 @@ class Metrics:
                 self._kernels[key] = pair
             pair[0].inc(count.dispatches)
             pair[1].inc(count.rows)
+
+    def _observe_phases(self, answer: StepAnswer, total_ns: int) -> None:
+        results = answer.results
+        spent = {
+            "queue": answer.queue_ns,
+            "prepare": answer.prepare_ns,
+            "forward": 0 if results is None else results.forward_ns,
+            "statistics": 0 if results is None else results.statistics_ns,
+        }
+        spent["other"] = max(0, total_ns - sum(spent.values()))
+        for phase, nanoseconds in spent.items():
+            self._phases[phase].observe(nanoseconds * 1e-9)
+
+
+def _self_test_state(result: SelfTestResult) -> str:
+    if result.refused:
+        return "fell_back"
+    return "passed" if result.num_cases else "not_run"

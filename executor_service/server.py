@@ -196,7 +196,7 @@ class _MetricsPage:
 
     def __init__(self, config: ExecutorConfig, engine: Engine) -> None:
         self._port = config.metrics_port
-        self._metrics = Metrics(engine.capabilities, engine.kv_pool_bytes)
+        self._metrics = Metrics(engine.capabilities, engine.kv_pool_bytes, engine.weight_bytes)
 
     def __enter__(self) -> Metrics:
         if self._port:

@@ -146,7 +146,7 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
         )
         total_ns = time.perf_counter_ns() - arrived_ns
         result = wire.step_result(answer, host.executor_epoch, total_ns)
-        host.metrics.observe_step(request, answer)
+        host.metrics.observe_step(request, answer, total_ns)
         return pb.SessionResponse(step_result=result)
 
     async def _open(self, ticket: int, message: rows_pb.OpenSequences) -> pb.SessionResponse:

@@ -103,6 +103,9 @@ class ModelMetrics:
     # Number of token rows; token counts are in prompt_tokens and generated_tokens.
     step_rows: dict[RowPhase, Histogram]
     step_phase: dict[StepPhase, Histogram]
+    # Equals the sum over the phases; counted beside it, so that a gap would show.
+    step_wall: Counter
+    last_step: Gauge
     preemptions: dict[PreemptionReason, Counter]
     executor_reconnects: dict[ReconnectReason, Counter]
 
@@ -152,6 +155,13 @@ class SchedulerMetrics:
             ("model", "phase"),
             buckets=_PHASE_SECONDS,
         )
+        self._wall = counter("step_wall_seconds", "Wall time of all steps.", model)
+        self._last_step = gauge(
+            "last_step_timestamp_seconds", "Unix time at the end of the last step; 0: none.", model
+        )
+        self.executor_connected = gauge(
+            "executor_connected", "1 while a session with the executor is open."
+        )
         self._preemptions = counter(
             "preemptions", "Requests that lost their cached state.", ("model", "reason")
         )
@@ -184,6 +194,8 @@ class SchedulerMetrics:
             request_duration=self._duration.labels(model),
             step_rows={each: self._rows.labels(model, each) for each in RowPhase},
             step_phase={each: self._phase.labels(model, each) for each in StepPhase},
+            step_wall=self._wall.labels(model),
+            last_step=self._last_step.labels(model),
             preemptions={each: self._preemptions.labels(model, each) for each in PreemptionReason},
             executor_reconnects={
                 each: self._reconnects.labels(model, each) for each in ReconnectReason

@@ -63,6 +63,7 @@ class SchedulerServer:
         self._options = _OPTIONS + ([] if socket_path(config.listen) else _TCP_OPTIONS)
 
     def _show_serving(self, is_serving: bool) -> None:
+        self.metrics.executor_connected.set(is_serving)
         status = (
             health_pb2.HealthCheckResponse.SERVING
             if is_serving

@@ -214,6 +214,8 @@ class StepLoop:
         times = PhaseTimes(started, planned, written, fanned_out, answered, self._clock())
         for phase, seconds in times.phases(reply.executor_seconds).items():
             self._metrics.step_phase[phase].observe(seconds)
+        self._metrics.step_wall.inc(times.applied - times.started)
+        self._metrics.last_step.set_to_current_time()
 
     async def _sample(
         self,

@@ -22,6 +22,7 @@ from executor_service.engine.model_runner import ModelRunner
 from executor_service.engine.session import Session
 from executor_service.engine.step_request import Limits
 from executor_service.engine.warmup import warm_up
+from executor_service.engine.weight_bytes import WeightBytes, weight_bytes
 from executor_service.errors import ConfigError, ModelError
 from executor_service.kv_cache.manager import KvCacheManager
 from executor_service.kv_cache.sizing import block_bytes, num_blocks
@@ -70,6 +71,7 @@ class Engine:
     session: Session
     backend: Backend
     kv_pool_bytes: int
+    weight_bytes: WeightBytes
 
     def close(self) -> None:
         """Stop the backend's threads and free its memory."""
@@ -139,4 +141,4 @@ def build_engine(
     )
     session = Session(model.model_id, runner, cache, limits)
     pool_bytes = blocks * block_bytes(dimensions, BLOCK_SIZE)
-    return Engine(capabilities, session, backend, pool_bytes)
+    return Engine(capabilities, session, backend, pool_bytes, weight_bytes(model.program))
