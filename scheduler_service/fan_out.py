@@ -57,6 +57,11 @@ class FanOut:
         self._digests: dict[RequestId, bytes] = {}
 
     @property
+    def num_kept_digests(self) -> int:
+        """Digests whose tokens have not been given out."""
+        return len(self._digests)
+
+    @property
     def has_events(self) -> bool:
         """True while `dispatch` would do something."""
         return bool(self._events)
@@ -70,8 +75,10 @@ class FanOut:
     def add(self, events: Iterable[Event], digests: dict[RequestId, bytes] | None = None) -> None:
         """Queue events; `digests` belong to the tokens among them."""
         self._events.extend(events)
-        if digests:
-            self._digests.update(digests)
+        for request_id, digest in (digests or {}).items():
+            # A request that ended while its step ran has no token for its digest.
+            if request_id in self.streams:
+                self._digests[request_id] = digest
 
     def dispatch(
         self,

@@ -111,6 +111,10 @@ class StepLoop:
 
     def submit(self, stream: TokenStream) -> None:
         """Queue the stream's request; raises ServiceError when the core refuses it."""
+        if stream.request.request_id in self.fan_out.streams:
+            # Whoever had this id may have ended without having been told, and events know
+            # requests by their ids alone.
+            self._dispatch()
         try:
             submit(self.state, stream.request)
         except CoreError as error:

@@ -16,7 +16,7 @@ from scheduler_service.fan_out import Totals
 from scheduler_service.metrics import SchedulerMetrics, StepPhase
 from scheduler_service.step_loop import PhaseTimes, StepLoop
 from scheduler_service.step_sampler import StepSampler
-from scheduler_service.streams import TokenStream
+from scheduler_service.streams import Delta, TokenStream
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.wire.executor import Model
 
@@ -210,6 +210,45 @@ async def test_a_cancel_during_a_step_reaches_the_stream_at_once() -> None:
     await _run(loop, Cancelling(log))
     assert stream.request.output_token_ids == [1, 2]
     assert not loop.cancel(RequestId("a"))
+
+
+async def test_an_id_that_is_used_again_at_once_is_another_stream() -> None:
+    """Its last user has ended, and has not been told: the next step is written first."""
+    loop, log = _loop(), list[str]()
+    first = _submit(loop, "a", log, max_tokens=2)
+    second: list[TokenStream] = []
+
+    class _Again(_Session):
+        async def write(self, message: pb.SessionRequest) -> None:
+            await super().write(message)
+            if not loop.state.requests and not second:
+                assert first.ending is None
+                second.append(_submit(loop, "a", log, max_tokens=3))
+
+    await _run(loop, _Again(log))
+    assert first.ending is not None
+    assert first.take() == Delta(0, (1, 2), "bc", ())
+    assert second[0].ending is not None
+    assert second[0].take() == Delta(0, (1, 2, 3), "bcd", ())
+    assert not loop.fan_out.streams
+
+
+async def test_a_digest_of_a_request_that_has_ended_is_not_kept() -> None:
+    loop, log = _loop(), list[str]()
+
+    class _Leaving(_Session):
+        async def read(self) -> pb.SessionResponse:
+            answer = await super().read()
+            if answer.WhichOneof("message") == "step_result":
+                loop.cancel(RequestId("a"))
+                count = len(answer.step_result.argmax_ids) // 4
+                answer.step_result.digests = bytes([7]) * 16 * count
+            return answer
+
+    request = Request(RequestId("a"), (0,), SamplingParams(), 9)
+    loop.submit(TokenStream(request, Detokenizer(PIECES, frozenset()), wants_digests=True))
+    await _run(loop, _Leaving(log))
+    assert not loop.fan_out.num_kept_digests
 
 
 async def test_a_cancel_at_the_deadline_counts_as_the_deadline() -> None:
