@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     own = [item for item in items if _inside(item.path)]
     for item in own:
         item.add_marker(MARKER)
+        item.add_marker(pytest.mark.timeout(900))  # the first run compiles
     named = [Path(arg.split("::")[0]).resolve() for arg in config.args]
     if MARKER not in (config.getoption("-m") or "") and not any(_inside(path) for path in named):
         config.hook.pytest_deselected(items=own)

@@ -1,9 +1,10 @@
-"""Counts the arithmetic of the row kernels from compiled IR: `python -m tests.metal_on_cpu.operation_counts`.
+"""Counts the arithmetic of gemv_multi from compiled IR.
 
-A slot is one operation of one lane. Counted are the operations of one sub-block of one output for V
-rows, after unrolling: a vector operation counts once an element. Moves between vector elements,
-casts of bits and widening a half that feeds an fma are free on Apple's GPUs (operands are 16-bit
-registers there) and are not counted; nor are loads, address arithmetic and loop control.
+Run it as `python -m tests.metal_on_cpu.operation_counts`. A slot is one operation of one lane.
+Counted are the operations of one sub-block of one output for V rows, after unrolling: a vector
+operation counts once an element. Moves between vector elements, casts of bits and widening a half
+that feeds an fma are free on Apple's GPUs (operands are 16-bit registers there) and are not
+counted; nor are loads, address arithmetic and loop control.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tests.metal_on_cpu.harness.errors import MetalError
 from tests.metal_on_cpu.harness.rewrite import rewrite
 
 _PROBE = """
-extern "C" void probe(const uint4* w, const half* q, const size_t* x, const float* sums, const float* blocks,
-                      const half* scales, const half* biases, float* acc) {{
+extern "C" void probe(const uint4* w, const half* q, const size_t* x, const float* sums,
+                      const float* blocks, const half* scales, const half* biases, float* acc) {{
   float p[{rows}];
   dot_rows<{bits}, {centred}, {b}, {rows}>(w, q, x, 0, p);
   add_block<{rows}>(acc, p, sums, blocks, widen(scales[0]), widen(biases[0]));

@@ -23,6 +23,7 @@ from tests.metal_on_cpu.harness.kernel import EmulatedKernelFactory
 
 PROGRAM = tiny_program(np.random.default_rng(7))
 FACTORY = EmulatedKernelFactory()
+FORMAT = {(4, 64, 64)}
 
 
 def faulty(name: str, old: str, new: str) -> KernelFactory:
@@ -66,9 +67,9 @@ def test_fma_rounds_once() -> None:
 
 
 def test_every_path_passes_here() -> None:
-    """A few hundred comparisons of three kernels."""
+    """A few hundred comparisons of three kernels, over every format."""
     results = list(self_test.compare(Launcher(FACTORY, NumpyArrays()), LinearProfile()))
-    assert len(results) > 250
+    assert len(results) > 400
     assert {r.path for r in results} == {"gemv", "gemv_multi", "gemm"}
     assert [r for r in results if not r.equal] == []
 
@@ -79,7 +80,9 @@ def test_a_wrong_kernel_is_taken_out_of_use(caplog: pytest.LogCaptureFixture) ->
         "gemm", "acc[a][b][e] = fma(block, v, acc[a][b][e]);", "acc[a][b][e] += block * v;"
     )
     with caplog.at_level(logging.WARNING):
-        profile = self_test.tested_profile(Launcher(wrong, NumpyArrays()), LinearProfile())
+        profile = self_test.verified_profile(
+            Launcher(wrong, NumpyArrays()), LinearProfile(), FORMAT
+        )
     assert (profile.use_gemv, profile.use_gemm) == (True, False)
     assert profile.choose(100) == ("gemv_multi", 24)
     assert ["gemm differs" in record.getMessage() for record in caplog.records] == [True]
@@ -90,7 +93,15 @@ def test_without_a_right_fallback_the_device_is_refused() -> None:
     old = "total = total + parts[i * STEP * 32 + at];"
     wrong = faulty("gemv_multi", old, "total = parts[i * STEP * 32 + at] - total;")
     with pytest.raises(RuntimeError, match="gemv_multi must equal the contract"):
-        self_test.tested_profile(Launcher(wrong, NumpyArrays()), LinearProfile())
+        self_test.verified_profile(Launcher(wrong, NumpyArrays()), LinearProfile(), FORMAT)
+
+
+def test_a_model_names_its_formats() -> None:
+    """Bits as stored, group, activation block."""
+    assert self_test.formats_of(PROGRAM) == {(4, 32, 32), (8, 32, 32)}
+    launcher = Launcher(FACTORY, NumpyArrays())
+    shapes = {r.shape[:3] for r in self_test.compare(launcher, LinearProfile(), FORMAT)}
+    assert shapes == FORMAT
 
 
 def test_warm_up_compiles_and_leaves_no_trace() -> None:

@@ -81,6 +81,10 @@ class ArrayLibrary(Protocol):
         """Contiguous copy of columns of an (M, N) array."""
         ...
 
+    def wait(self, array: LibraryArray) -> None:
+        """Returns once the array has been computed."""
+        ...
+
     def numpy(self, array: LibraryArray) -> NumpyArray:
         """Waits for the array and gives its values."""
         ...
@@ -120,6 +124,10 @@ class MlxArrays:
     def columns(self, array: LibraryArray, begin: int, end: int) -> LibraryArray:
         """A slice, made contiguous."""
         return self._mx.contiguous(array[:, begin:end])
+
+    def wait(self, array: LibraryArray) -> None:
+        """Evaluates."""
+        self._mx.eval(array)
 
     def numpy(self, array: LibraryArray) -> NumpyArray:
         """Evaluates and copies."""

@@ -11,7 +11,7 @@ import numpy as np
 from isobatch_kernels.metal.arrays import MlxArrays
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import LinearProfile
-from isobatch_kernels.metal.self_test import tested_profile
+from isobatch_kernels.metal.self_test import formats_of, verified_profile
 from isobatch_kernels.metal_backend import MetalBackend, MetalLimits, MetalProfile
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:
         raise RuntimeError("[metal] a Metal device is needed, got none from MLX")
     begin = time.perf_counter()
     factory, arrays = mlx_kernel_factory(), MlxArrays()
-    linear = tested_profile(Launcher(factory, arrays), LinearProfile())
+    linear = verified_profile(Launcher(factory, arrays), LinearProfile(), formats_of(program))
     backend = MetalBackend(
         program,
         limits,

@@ -16,13 +16,14 @@ from isobatch_kernels.metal import activations as act
 from isobatch_kernels.metal import linear as lin
 from isobatch_kernels.metal import weights as packing
 from isobatch_kernels.metal.exact import linear as exact_linear
-from isobatch_kernels.program import QuantizedWeight
+from isobatch_kernels.program import Linear, QuantizedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from isobatch_kernels.metal.exact import Float32
     from isobatch_kernels.metal.launch import Launcher
+    from isobatch_kernels.program import Program
 
 # bits, group size, activation block, inputs, outputs
 _SHAPES = (
@@ -31,13 +32,21 @@ _SHAPES = (
     (4, 32, 32, 96, 31),
     (4, 32, 32, 1184, 40),
     (4, 128, 64, 640, 32),
+    (4, 64, 32, 448, 34),
+    (4, 128, 32, 384, 41),
     (4, 16, 32, 224, 45),
     (8, 64, 64, 704, 37),
     (8, 32, 32, 352, 64),
     (8, 128, 64, 1152, 20),
+    (8, 64, 32, 320, 36),
+    (8, 128, 32, 256, 33),
+    (8, 16, 32, 208, 31),
     (5, 32, 32, 288, 35),
+    (6, 64, 64, 448, 30),
 )
 _ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 17, 24, 31, 33, 65)
+
+Format = tuple[int, int, int]  # bits of storage, group size, activation block
 
 _log = logging.getLogger(__name__)
 
@@ -74,11 +83,30 @@ def _rows(rng: np.random.Generator, count: int, width: int) -> Float32:
     return x.astype(np.float32)
 
 
-def compare(launcher: Launcher, profile: lin.LinearProfile) -> Iterator[Comparison]:
-    """Runs every path that the profile can take on every shape and row count."""
+def formats_of(program: Program) -> set[Format]:
+    """Formats of the program's quantised layers."""
+    blocks = {b.name: b.activation_block for b in program.buffers}
+    return {
+        (4 if w.bits <= 4 else 8, w.group_size, blocks[op.x])
+        for op in program.ops
+        if isinstance(op, Linear)
+        for w in op.weights
+        if isinstance(w, QuantizedWeight)
+    }
+
+
+def compare(
+    launcher: Launcher, profile: lin.LinearProfile, formats: set[Format] | None = None
+) -> Iterator[Comparison]:
+    """Runs every path that the profile can take on odd shapes and row counts.
+
+    `formats` limits the work to these; by default every format is run.
+    """
     rng = np.random.default_rng(1)
     for shape in _SHAPES:
         bits, group, block, inputs, outputs = shape
+        if formats is not None and (4 if bits <= 4 else 8, group, block) not in formats:
+            continue
         weight = _weight(rng, bits, group, inputs, outputs)
         device = lin.to_device(launcher.arrays, packing.pack_quantized([weight])[0])
         x = _rows(rng, max(_ROWS), inputs)
@@ -95,14 +123,18 @@ def compare(launcher: Launcher, profile: lin.LinearProfile) -> Iterator[Comparis
                 yield Comparison(path, shape, rows, equal)
 
 
-def tested_profile(launcher: Launcher, profile: lin.LinearProfile) -> lin.LinearProfile:
+def verified_profile(
+    launcher: Launcher, profile: lin.LinearProfile, formats: set[Format] | None = None
+) -> lin.LinearProfile:
     """The profile without the paths that differ on this device.
+
+    Each format costs a dozen compiled kernels, so a model's start names its own.
 
     Raises:
         RuntimeError: gemv_multi differs, which everything falls back to.
     """
     wrong: dict[str, Comparison] = {}
-    for result in compare(launcher, profile):
+    for result in compare(launcher, profile, formats):
         if not result.equal:
             wrong.setdefault(result.path, result)
     for path, result in wrong.items():
