@@ -16,7 +16,8 @@
 | isobatch_executor_self_test_state         | gauge     | state           |
 | isobatch_executor_self_test_cases         | gauge     |                 |
 | isobatch_executor_build_info              | gauge = 1 | version, device, unit, mlx_version |
-| isobatch_executor_model_info              | gauge = 1 | model, architecture, numeric_class, kv_class |
+| isobatch_executor_model_info              | gauge = 1 | model, architecture, numeric_class,
+|                                           |           | kv_class        |
 
 `model` is the only open label. Children are created at start, so that an idle panel shows 0; of
 kernel paths, those that the unit in use can take.
