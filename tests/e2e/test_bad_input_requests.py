@@ -141,6 +141,9 @@ async def test_bytes_that_are_no_message_end_their_own_call(
             method: Any = channel.unary_stream(GENERATE)
             found = await refused(method(raw, timeout=20.0))
             assert (found.code, found.reason) == (CODE.INVALID_ARGUMENT, "INVALID_MESSAGE")
+            single: Any = channel.unary_unary(GENERATE.replace("Generate", "Tokenize"))
+            found = await refused(single(raw, timeout=20.0))
+            assert (found.code, found.reason) == (CODE.INVALID_ARGUMENT, "INVALID_MESSAGE")
         unknown: Any = channel.unary_unary(GENERATE + "More")
         assert (await refused(unknown(b"", timeout=20.0))).code is CODE.UNIMPLEMENTED
 

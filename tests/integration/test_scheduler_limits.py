@@ -20,7 +20,7 @@ from scheduler_service.text.tokenizer import Tokenizer
 from scheduler_service.wire.api import MAX_LOGIT_BIASES, MAX_SALT_LENGTH
 from tests.support.bystanders import refused
 from tests.support.fake_executor import FakeExecutor
-from tests.support.scheduler_harness import running, socket_folder
+from tests.support.scheduler_harness import Harness, running, socket_folder, until
 from tests.support.tiny_tokenizer import tokenizer_source, vocab_size
 from tests.support.toy_model import ToyModel
 
@@ -208,6 +208,40 @@ async def test_b43_a_frozen_executor_is_noticed_and_may_come_back() -> None:
         await harness.wait_idle()
         assert harness.metric("requests_running") == 0
     assert fake.computed_step_ids == sorted(set(fake.computed_step_ids))
+
+
+async def test_b37_no_task_outlives_its_call() -> None:
+    """Ended, refused, cancelled after any number of messages, or past a deadline."""
+
+    async def cycle(harness: Harness) -> None:
+        await harness.complete(text="x", stopping=TEN)
+        await refused(harness.generate(text=""))
+        await refused(harness.generate(text="x", model="other"))
+        await refused(harness.generate(text="x", timeout=0.01))
+        for num_messages in range(5):
+            call = harness.generate(text="x")
+            for _ in range(num_messages):
+                await call.read()
+            call.cancel()
+        await harness.wait_idle()
+
+    async with running(FakeExecutor(step_seconds=0.002)) as harness:
+        await cycle(harness)
+        before = len(asyncio.all_tasks())
+        for _ in range(5):
+            await cycle(harness)
+
+        async def is_back() -> bool:
+            return len(asyncio.all_tasks()) <= before
+
+        await until(is_back)
+        assert _num_streams(harness) == 0
+
+
+def _num_streams(harness: Harness) -> int:
+    served = harness.server.engine.served
+    assert served is not None
+    return len(served.loop.fan_out.streams)
 
 
 async def test_b50_a_socket_whose_process_takes_no_connection_is_in_use() -> None:
