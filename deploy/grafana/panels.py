@@ -137,7 +137,7 @@ STEPS = Row("Steps", (
     Panel("Tokens per step", "How many tokens steps have.", "short",
           (Query(f"sum by (le) (increase({executor('step_tokens_bucket')}{RATE}))", "{{le}}"),),
           Kind.HEATMAP),
-    Panel("Mean rows per step by phase", "Token rows of steps that have any of that phase.", "short",
+    Panel("Mean rows per step by phase", "Token rows of steps with any of a phase.", "short",
           (Query(f"{rate(scheduler('step_rows_sum'), 'model, phase')} / clamp_min("
                  f"{rate(scheduler('step_rows_count'), 'model, phase')}, 1e-9)", "{{phase}}"),)),
     Panel("Forward pass", "Median time of steps with decode rows, prefill rows, both.",
