@@ -119,6 +119,15 @@ def test_every_file_is_read() -> None:
     assert all(family_text(name).startswith("// ") for name in FAMILIES)
 
 
+def test_the_page_lists_every_kernel(factory: EmulatedKernelFactory) -> None:
+    """docs/metal.md: one line a kernel, with the threads that it is launched with."""
+    page = (Path(__file__).parents[2] / "docs" / "metal.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| (\d+) \|", page, re.MULTILINE))
+    assert set(listed) == set(load_kernels())
+    for name, largest in factory.largest.items():
+        assert largest.threads_per_group == int(listed[name.removeprefix("isobatch_")]), name
+
+
 def test_constants_are_those_of_the_contract() -> None:
     """Bit patterns in common.metal against the C++ header, by name of the value."""
     header = (Path(__file__).parents[2] / "kernels/isobatch_kernels/cpp/contract.h").read_text()
