@@ -14,7 +14,8 @@ import pytest
 from isobatch.executor.v1 import token_rows_pb2
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
-from scheduler_service import step_loop
+from scheduler_service import server, step_loop
+from scheduler_service.client._channel import channel_options
 from scheduler_service.errors import MAX_MESSAGE_BYTES, ConfigurationError
 from scheduler_service.text.tokenizer import Tokenizer
 from scheduler_service.wire.api import MAX_LOGIT_BIASES, MAX_SALT_LENGTH
@@ -260,3 +261,13 @@ async def test_b50_a_socket_whose_process_takes_no_connection_is_in_use() -> Non
                 async with running(listen=f"unix:{path}"):
                     pass
         assert path.is_socket()
+
+
+def test_b47_clients_ping_less_often_than_the_server_allows() -> None:
+    """A server that gets pings too often closes the connection, streams and all."""
+    allowed = dict(server._TCP_OPTIONS)
+    sent = dict(channel_options("127.0.0.1:9"))
+    least = allowed["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    assert int(sent["grpc.keepalive_time_ms"]) >= 2 * int(least)
+    assert sent["grpc.keepalive_permit_without_calls"] == 0
+    assert "grpc.keepalive_time_ms" not in dict(channel_options("unix:/s.sock"))
