@@ -133,9 +133,7 @@ async def test_b46_a_message_over_the_size_limit_is_refused_by_its_size(
                 assert f"larger than max ({size} vs. 4194304)" in found.message
 
 
-async def test_bytes_that_are_no_message_end_their_own_call(
-    running: HealthyPair, stub: Any
-) -> None:
+async def test_bytes_that_are_no_message_end_their_call(running: HealthyPair, stub: Any) -> None:
     async with grpc.aio.insecure_channel(running.address) as channel:
         for raw in (b"\xff" * 20, b"\x1a\x02\xc3\x28", b"\x0a\xff\xff\xff\xff\x0f"):
             method: Any = channel.unary_stream(GENERATE)
