@@ -23,7 +23,7 @@ LONG_PROMPT = "The lighthouse stood at the end of a long stone pier, and every e
 GREEDY = GenerationParams(max_tokens=NUM_TOKENS, ignore_eos=True, return_logits_digests=True)
 SEEDED = replace(GREEDY, temperature=0.9, seed=7)
 TRUNCATED = replace(GREEDY, temperature=0.8, top_k=40, top_p=0.95, seed=11)
-CASES = (GREEDY, SEEDED, TRUNCATED)
+CASES = {"greedy": GREEDY, "seeded": SEEDED, "truncated": TRUNCATED}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,6 @@ def runner() -> Iterator[asyncio.Runner]:
         yield one
 
 
-@pytest.fixture(scope="module")
-def alone(runner: asyncio.Runner, pair: ServicePair) -> list[Completion]:
-    """The three cases, one after the other, with nothing else to do; chunks of 512 tokens."""
-    return [runner.run(_ask(pair, params)) for params in CASES]
-
-
 async def _complete(client: AsyncClient, prompt: str, params: GenerationParams) -> Completion:
     async with await client.generate(prompt, params) as stream:
         return await stream.completion()
@@ -58,7 +52,7 @@ async def _ask(
         return await _complete(client, prompt, params)
 
 
-async def _among_others(address: str) -> list[Completion]:
+async def _among_others(address: str) -> dict[str, Completion]:
     """The three cases at once, with 16 others of mixed lengths that come and go meanwhile."""
 
     async def other(client: AsyncClient, index: int) -> None:
@@ -73,38 +67,30 @@ async def _among_others(address: str) -> list[Completion]:
         others = [asyncio.create_task(other(client, index)) for index in range(NUM_OTHERS)]
         await asyncio.sleep(0.12)
         answers = await asyncio.gather(
-            *(_complete(client, LONG_PROMPT, params) for params in CASES)
+            *(_complete(client, LONG_PROMPT, params) for params in CASES.values())
         )
         await asyncio.gather(*others)
-    return answers
+    return dict(zip(CASES, answers, strict=True))
 
 
-def _check_equal(got: Completion, wanted: Completion) -> None:
-    assert len(wanted.logits_digests) == len(wanted.token_ids) == NUM_TOKENS
-    assert all(any(digest) for digest in wanted.logits_digests)
-    assert got.token_ids == wanted.token_ids
-    assert got.logits_digests == wanted.logits_digests
-    assert got.text == wanted.text
-
-
-def test_requests_alone_equal_requests_among_sixteen_others(
-    runner: asyncio.Runner, pair: ServicePair, alone: list[Completion]
+# One test, so that parallel workers do not each start all of it. Chunks of 512 are the default, and
+# longer than the prompt.
+@pytest.mark.timeout(300)
+def test_alone_with_any_chunk_equals_among_sixteen_others(
+    runner: asyncio.Runner, pair: ServicePair
 ) -> None:
     together = runner.run(_among_others(pair.schedulers[0].address))
-    for got, wanted in zip(together, alone, strict=True):
-        _check_equal(got, wanted)
-
-
-# The scheduler of `alone` has chunks of 512, more than the prompt. Each scheduler replaces the
-# session of the last one.
-@pytest.mark.parametrize("chunk", [64, 7, 1])
-def test_prefill_chunks_do_not_change_a_bit(
-    runner: asyncio.Runner, pair: ServicePair, alone: list[Completion], chunk: int
-) -> None:
-    scheduler = pair.start_scheduler("--max-prefill-chunk", str(chunk))
-    answer = runner.run(_ask(pair, GREEDY))
-    scheduler.stop()
-    _check_equal(answer, alone[0])
+    for chunk, case in ((512, "greedy"), (64, "greedy"), (7, "seeded"), (1, "truncated")):
+        # It replaces the session of the last one.
+        scheduler = pair.start_scheduler("--max-prefill-chunk", str(chunk))
+        alone = runner.run(_ask(pair, CASES[case]))
+        scheduler.stop()
+        wanted = together[case]
+        assert len(wanted.logits_digests) == len(wanted.token_ids) == NUM_TOKENS
+        assert all(any(digest) for digest in wanted.logits_digests)
+        assert alone.token_ids == wanted.token_ids, (chunk, case)
+        assert alone.logits_digests == wanted.logits_digests, (chunk, case)
+        assert alone.text == wanted.text, (chunk, case)
 
 
 def test_digests_tell_prompts_apart(runner: asyncio.Runner, pair: ServicePair) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.stress import solo_runs
 from tests.stress.load_generator import Job, play
 from tests.stress.load_harness import Settings, stress
@@ -15,6 +17,9 @@ from tests.stress.request_pool import make_pool
 from tests.support.fake_executor import FakeExecutor
 from tests.support.scheduler_harness import Harness, running, until
 from tests.support.toy_model import ToyModel
+
+# The machine may be busy with other tests.
+pytestmark = pytest.mark.timeout(300)
 
 POOL_SIZE = 24
 
