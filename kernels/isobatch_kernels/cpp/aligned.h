@@ -10,8 +10,23 @@
 #if defined(__linux__) || defined(__APPLE__)
 #include <sys/mman.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace isobatch {
+
+// An address sanitizer does not know mappings. Told of their ends, it sees kernels that run past them; buffers are then
+// exactly as large as asked for.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kGuarded = true;
+inline void forbid(const void* from, size_t bytes) { ASAN_POISON_MEMORY_REGION(from, bytes); }
+inline void allow(const void* from, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(from, bytes); }
+#else
+constexpr bool kGuarded = false;
+inline void forbid(const void*, size_t) {}
+inline void allow(const void*, size_t) {}
+#endif
 
 class AlignedBuffer {
  public:
@@ -40,13 +55,14 @@ class AlignedBuffer {
     raw_ = raw;
     data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + alignment - 1) / alignment * alignment);
     bytes_ = bytes;
+    forbid(data_ + bytes, static_cast<uint8_t*>(raw) + mapped_ - (data_ + bytes));
 #if defined(__linux__)
     if (alignment == kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
   }
   // Grows to at least `bytes`; the content is lost when it grows.
   void ensure(size_t bytes) {
-    if (bytes > bytes_) reset(bytes + bytes / 4);
+    if (bytes > bytes_) reset(kGuarded ? bytes : bytes + bytes / 4);
   }
 
   size_t bytes() const { return bytes_; }
@@ -58,7 +74,10 @@ class AlignedBuffer {
   static constexpr size_t kSlack = 4096;
 
   void release() {
-    if (raw_) munmap(raw_, mapped_);
+    if (raw_) {
+      allow(raw_, mapped_);
+      munmap(raw_, mapped_);
+    }
     raw_ = nullptr;
     data_ = nullptr;
     bytes_ = mapped_ = 0;
@@ -79,7 +98,7 @@ class Arena {
  public:
   // Zeroed, 64-byte aligned.
   uint8_t* take(size_t bytes) {
-    constexpr size_t kChunk = (size_t)32 << 20;
+    constexpr size_t kChunk = kGuarded ? 0 : (size_t)32 << 20;
     const size_t size = (bytes + 63) / 64 * 64;
     if (chunks_.empty() || used_ + size > chunks_.back().bytes()) {
       chunks_.emplace_back(size > kChunk ? size : kChunk);
