@@ -2,9 +2,9 @@
 
     python tests/bench/bench_serving.py --streams 1,2,4,8,16 --tokens 128 --rounds 3
 
-Every stream asks for the same number of tokens with another prompt. The stream counts are interleaved
-round by round, because a shared machine changes its speed over minutes; the medians over rounds are
-printed with the raw values, and everything goes to a JSON file.
+Every stream asks for the same number of tokens with another prompt. The stream counts are
+interleaved round by round, because a shared machine changes its speed over minutes; the medians
+over rounds are printed with the raw values, and everything goes to a JSON file.
 """
 
 from __future__ import annotations
