@@ -33,8 +33,6 @@ from tests.stress.profiles import PROFILES
 from tests.stress.request_pool import PoolRequest, Profile, make_pool
 from tests.stress.solo_runs import Answer, differences, load
 
-# A request that has not ended by then hangs. Far above what a queue of 256 needs.
-HANG_SECONDS: Final = 100.0
 _EXPECTED: Final[dict[Fate, type[IsobatchError]]] = {
     Fate.DEADLINE: DeadlineError,
     Fate.HANG_UP: RequestCancelledError,
@@ -56,6 +54,8 @@ class Job:
     # A stream starts no further request when either is used up.
     seconds: float
     max_requests_per_stream: int
+    # A request that has not ended by then hangs.
+    hang_seconds: float
     solo_path: str
     result_path: str
 
@@ -115,10 +115,12 @@ async def _dropped(playing: Awaitable[None], seconds: float) -> str:
     return ""
 
 
-async def _one(client: AsyncClient, request: PoolRequest, action: Action, answer: Answer) -> str:
+async def _one(
+    client: AsyncClient, request: PoolRequest, action: Action, answer: Answer, hang_seconds: float
+) -> str:
     """Play one action; return how it ended. Raises what must not happen."""
     try:
-        async with asyncio.timeout(HANG_SECONDS):
+        async with asyncio.timeout(hang_seconds):
             playing = _play(client, request, action, answer)
             if action.fate is Fate.DROP:
                 return await _dropped(playing, action.seconds) or answer.reason
@@ -150,10 +152,11 @@ async def _stream(
             tally.requests += 1
             tally.fates[action.fate] = tally.fates.get(action.fate, 0) + 1
             try:
-                how = await _one(client, pool[action.request_index], action, answer)
+                request = pool[action.request_index]
+                how = await _one(client, request, action, answer, job.hang_seconds)
                 found = differences(answer, solos[action.request_index])
             except TimeoutError:
-                how, found = "hang", [f"no end within {HANG_SECONDS:g} s"]
+                how, found = "hang", [f"no end within {job.hang_seconds:g} s"]
             except Exception as error:
                 how, found = "failure", [f"{type(error).__name__}: {error}"]
             tally.ends[how] = tally.ends.get(how, 0) + 1

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from tests.stress import solo_runs
 from tests.stress.idle_state import Snapshot, Watched, memory_growth, wait_idle
-from tests.stress.load_generator import HANG_SECONDS, Job
+from tests.stress.load_generator import Job
 from tests.stress.profiles import PROFILES, model_path
 from tests.stress.request_pool import PoolRequest, make_pool
 from tests.support.services import ServicePair, running_pair, start_executor
@@ -43,6 +43,9 @@ class Settings:
     # A round starts no further request when either is used up.
     seconds_per_round: float = 60.0
     max_requests_per_stream: int = 1_000_000
+    # A request that has not ended by then hangs: far above what a queue of 256 needs on a machine
+    # that others use too.
+    hang_seconds: float = 300.0
     # Processes that generate the load.
     num_generators: int = 2
     # One more process of 4 streams is killed (SIGKILL) in the middle of every round.
@@ -185,6 +188,7 @@ class _Run:
             pool_size=settings.pool_size, round_index=round_index, first_stream=first,
             num_streams=count, seconds=settings.seconds_per_round,
             max_requests_per_stream=settings.max_requests_per_stream,
+            hang_seconds=settings.hang_seconds,
             solo_path=str(self.solo_path), result_path=str(result_path),
         )  # fmt: skip
         job_path = self.folder / f"job-{round_index}-{name}.json"
@@ -212,7 +216,7 @@ class _Run:
                     if victim is not None:
                         self._kill_midway(victim, process)
                         victim = None
-                    status = process.wait(settings.seconds_per_round + HANG_SECONDS + 60)
+                    status = process.wait(settings.seconds_per_round + settings.hang_seconds + 60)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()

@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", default="64", help="one number or several, taken in turn")
     parser.add_argument("--round-seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--hang-seconds", type=float, default=300.0, help="a request that takes longer hangs"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pool", type=int, default=40, help="number of distinct requests")
     parser.add_argument("--kv-memory-mb", type=int, default=0, help="0 for a small one")
@@ -48,6 +51,7 @@ def main() -> int:
         pool_size=args.pool,
         rounds=tuple(counts[index % len(counts)] for index in range(num_rounds)),
         seconds_per_round=args.round_seconds,
+        hang_seconds=args.hang_seconds,
         executor_kill_seconds=args.kill_executor,
         units=tuple(args.units.split(",")),
         kv_memory_mb=args.kv_memory_mb or (1 if args.model == "tiny" else 48),
