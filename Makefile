@@ -11,7 +11,7 @@ export ISOBATCH_VENV := $(VENV)
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test check format protos bench stress requirements clean
+.PHONY: help setup run serve test check native format protos bench stress requirements clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ test: ## Run the tests against the installed package
 check: ## Check format, lint, types, import rules, the contract and its generated code
 	@scripts/setup dev
 	@scripts/check
+
+native: ## Check the native code alone: sanitizers, races, NEON in an emulator
+	@scripts/setup packages
+	@scripts/native-checks $(NATIVE_CHECKS)
 
 format: ## Format the code and fix what can be fixed by itself
 	@scripts/setup dev

@@ -77,7 +77,7 @@ struct KeySink {
 
 bool write_kv(const float* k, const float* v, const RopeArgs& rope, int position, const KvView& kv, int block, int slot) {
   const int total = kv.num_kv_heads * kv.head_dim;
-  const bool finite = all_finite(k, total) & all_finite(v, total);
+  const bool finite = all_finite(k, total) && all_finite(v, total);
   const float* table = table_row(rope, position);
   for (int h = 0; h < kv.num_kv_heads; h++, k += kv.head_dim, v += kv.head_dim) {
     const size_t head = (size_t)block * kv.block_stride() + h * kv.head_stride();
