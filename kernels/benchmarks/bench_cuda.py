@@ -9,6 +9,7 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import mlx.core as mx
 
 from benchmarks.cuda_models import QWEN_05B, QWEN_7B
 from benchmarks.cuda_steps import compare_with_cpu, measure_steps
-from benchmarks.cuda_table import copy_bandwidth, measure_linear
+from benchmarks.cuda_table import ROWS, copy_bandwidth, measure_linear
 from isobatch_kernels.cuda_backend import cuda_available
 
-PARTS = ("equality", "linears", "steps")
+PARTS = ("equality", "steps", "linears")
+STEP_ROWS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 
 
 def _version(name: str) -> str:
@@ -45,12 +47,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("cuda.json"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--shapes", nargs="+", choices=("0.5B", "7B"), default=["0.5B", "7B"])
+    parser.add_argument("--shapes", nargs="+", choices=("0.5B", "7B"), default=["7B", "0.5B"])
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--step-rows", nargs="+", type=int, default=list(STEP_ROWS))
     arguments = parser.parse_args()
     if not cuda_available():
         print("[bench_cuda] an NVIDIA GPU and MLX's CUDA build are needed, got none")
         return 1
-    shapes = [shape for shape in (QWEN_05B, QWEN_7B) if shape.name in arguments.shapes]
+    shapes = [shape for shape in (QWEN_7B, QWEN_05B) if shape.name in arguments.shapes]
     report: dict[str, Any] = {"environment": _environment()}
 
     def save() -> None:
@@ -58,23 +62,24 @@ def main() -> int:
         arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
     print(report["environment"], flush=True)
+
+    def keep(name: str, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            report.setdefault(name, []).append(row)
+            print(name, row, flush=True)
+            save()
+
     if "equality" in arguments.parts:
-        report["equality"] = [compare_with_cpu(shape, 2) for shape in shapes]
-        print(report["equality"], flush=True)
-        save()
+        keep("equality", (compare_with_cpu(shape, 2) for shape in shapes))
     report["copy_gb_s"] = round(copy_bandwidth())
     print("copy GB/s", report["copy_gb_s"], flush=True)
-    if "steps" in arguments.parts:
-        report["steps"] = {shape.name: measure_steps(shape, wide=True) for shape in shapes}
-        save()
-    if "linears" in arguments.parts:
-        report["linears"] = {
-            shape.name: {
-                name: measure_linear(inputs, outputs)
-                for name, (inputs, outputs) in shape.linear_shapes.items()
-            }
-            for shape in shapes
-        }
+    for shape in shapes if "steps" in arguments.parts else ():
+        keep(f"steps of {shape.name}", measure_steps(shape, arguments.step_rows))
+        mx.clear_cache()
+    for shape in shapes if "linears" in arguments.parts else ():
+        for name, (inputs, outputs) in shape.linear_shapes.items():
+            keep(f"{name} of {shape.name}", measure_linear(inputs, outputs, arguments.rows))
+            mx.clear_cache()
     save()
     return 0
 

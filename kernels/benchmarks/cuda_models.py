@@ -1,7 +1,8 @@
-"""Models of Qwen2.5's shapes with random weights, for mlx-lm and as a Program on the same arrays."""
+"""Models of Qwen2.5's shapes with random weights, for mlx-lm and as a Program on them."""
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,8 +71,8 @@ QWEN_05B: Final = ModelShape("0.5B", 896, 4864, 24, 14, 2, 151936, tied=True)
 
 def peer_model(shape: ModelShape, seed: int = 0) -> Any:
     """mlx-lm's Qwen2 with random weights, 4 bits in groups of 64, fp16."""
-    from mlx_lm.models import qwen2
-
+    qwen2 = importlib.import_module("mlx_lm.models.qwen2")
+    quantize: Any = nn.quantize  # type: ignore[attr-defined]
     mx.random.seed(seed)
     arguments = qwen2.ModelArgs(
         model_type="qwen2",
@@ -87,16 +88,16 @@ def peer_model(shape: ModelShape, seed: int = 0) -> Any:
     )
     model = qwen2.Model(arguments)
     model.set_dtype(mx.float16)
-    nn.quantize(model, group_size=GROUP_SIZE, bits=BITS)
+    quantize(model, group_size=GROUP_SIZE, bits=BITS)
     mx.eval(model.parameters())
     return model
 
 
 def _weight(layer: Any, *, on_host: bool) -> QuantizedWeight:
-    arrays: list[Any] = [layer.weight, layer.scales, layer.biases]
+    packed, scales, biases = layer.weight, layer.scales, layer.biases
     if on_host:
-        arrays = [np.array(array) for array in arrays]
-    return QuantizedWeight(*arrays, bits=BITS, group_size=GROUP_SIZE)
+        packed, scales, biases = np.array(packed), np.array(scales), np.array(biases)
+    return QuantizedWeight(packed, scales, biases, bits=BITS, group_size=GROUP_SIZE)
 
 
 def _vector(array: mx.array) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,11 +73,10 @@ def _median(run: Callable[[], None], warm: int, repeats: int) -> float:
 
 def _peer_decode(model: Any, shape: ModelShape, rows: int, context: int, steps: int) -> float:
     """Milliseconds of a greedy step of mlx-lm, the next one queued before the last is read."""
-    from mlx_lm.models.cache import KVCache
-
+    cache_module = importlib.import_module("mlx_lm.models.cache")
     caches = []
     for _ in range(shape.layers):
-        cache = KVCache()
+        cache = cache_module.KVCache()
         size = (rows, shape.kv_heads, context + 256, shape.head_dim)
         cache.keys, cache.values = (mx.zeros(size, dtype=mx.float16) for _ in range(2))
         cache.offset = context
@@ -86,7 +87,7 @@ def _peer_decode(model: Any, shape: ModelShape, rows: int, context: int, steps: 
     for step in range(steps + 4):
         start = time.perf_counter()
         following = model(token, cache=caches)[:, -1].argmax(axis=-1, keepdims=True)
-        mx.async_eval(following)
+        mx.async_eval(following)  # type: ignore[no-untyped-call]
         np.array(token)
         token = following
         if step >= 4:
@@ -95,34 +96,37 @@ def _peer_decode(model: Any, shape: ModelShape, rows: int, context: int, steps: 
     return float(np.median(times)) * 1e3
 
 
-def measure_steps(shape: ModelShape, wide: bool) -> list[Row]:
+def measure_steps(shape: ModelShape, rows_of_512: Sequence[int]) -> Iterator[Row]:
     """Decode steps at several row counts and contexts, and the prefill of 2,048 tokens."""
     model = peer_model(shape)
-    cases = [(rows, 512) for rows in (1, 2, 3, 4, 5, 8, 16, 32, 64)]
-    cases += [(1, 16384), (8, 16384)]
-    blocks = 64 * (-(-(512 + 64) // _BLOCK)) + 8 * (16384 // _BLOCK + 4)
-    backend = CudaBackend(program_of(model, shape), CudaLimits(blocks, _BLOCK, 64, 2048))
-    results: list[Row] = []
-    for rows, context in cases if wide else cases[:1]:
+    most = max(rows_of_512)
+    cases = [*((rows, 512) for rows in rows_of_512), (1, 16384), (8, 16384)]
+    blocks = most * (-(-(512 + 64) // _BLOCK)) + 8 * (16384 // _BLOCK + 4)
+    limits = CudaLimits(blocks, _BLOCK, max(most, 8), 2048)
+    backend = CudaBackend(program_of(model, shape), limits)
+    for rows, context in cases:
         step = make_step([1] * rows, [context] * rows, _tables(rows, context), shape.vocabulary)
-        ours = [_median(lambda s=step: _run(backend, s), 3, 12) for _ in range(2)]
-        theirs = [_peer_decode(model, shape, rows, context, 12) for _ in range(2)]
-        results.append(_row(f"decode at {context}", rows, ours, theirs))
-        print(results[-1], flush=True)
-    step = make_step([2048], [0], _tables(1, 2048), shape.vocabulary)
-    ours = [_median(lambda: _run(backend, step), 2, 3) for _ in range(2)]
+        decode = functools.partial(_run, backend, step)
+        ours, theirs = [], []
+        for _ in range(2):
+            ours.append(_median(decode, 3, 15))
+            theirs.append(_peer_decode(model, shape, rows, context, 15))
+        yield _row(f"decode at {context}", rows, ours, theirs)
+    prefill = functools.partial(
+        _run, backend, make_step([2048], [0], _tables(1, 2048), shape.vocabulary)
+    )
     prompt = mx.zeros((1, 2048), dtype=mx.int32)
+    cache_module = importlib.import_module("mlx_lm.models.cache")
 
     def peer_prefill() -> None:
-        from mlx_lm.models.cache import make_prompt_cache
+        mx.eval(model(prompt, cache=cache_module.make_prompt_cache(model))[:, -1])
 
-        mx.eval(model(prompt, cache=make_prompt_cache(model))[:, -1])
-
-    theirs = [_median(peer_prefill, 2, 3) for _ in range(2)]
-    results.append(_row("prefill", 2048, ours, theirs))
-    print(results[-1], flush=True)
+    ours, theirs = [], []
+    for _ in range(2):
+        ours.append(_median(prefill, 1, 3))
+        theirs.append(_median(peer_prefill, 1, 3))
+    yield _row("prefill", 2048, ours, theirs)
     backend.close()
-    return results
 
 
 def _run(backend: Backend, step: StepInput) -> None:
@@ -141,7 +145,7 @@ def _row(what: str, rows: int, ours: list[float], theirs: list[float]) -> Row:
 
 def compare_with_cpu(shape: ModelShape, layers: int) -> Row:
     """Prefill of two rows, then decode and mixed steps, on both backends: every byte of results."""
-    small = replace(shape, layers=layers, context=2048)
+    small = replace(shape, layers=layers, context=2048, vocabulary=min(shape.vocabulary, 16384))
     model = peer_model(small, seed=1)
     program = program_of(model, small, on_host=True)
     del model
@@ -155,8 +159,8 @@ def compare_with_cpu(shape: ModelShape, layers: int) -> Row:
         ([1, 1, 1, 1], [519, 42, 71, 3], tables),
     )
     asked = int(Stat.ARGMAX | Stat.TOP_K | Stat.NORMALIZER | Stat.QUANTILE)
-    names = ("logits", "argmax_ids", "max_logits", "normalizers", "quantile_ids")
-    names += ("top_k_ids", "top_k_logits", "top_k_weights", "non_finite_ops")
+    names = ["logits", "argmax_ids", "max_logits", "normalizers", "quantile_ids"]
+    names += ["top_k_ids", "top_k_logits", "top_k_weights", "non_finite_ops"]
     differing, compared = 0, 0
     for seed, (lengths, positions, some) in enumerate(plan):
         step = make_step(lengths, positions, some, small.vocabulary, seed, asked)
@@ -168,7 +172,7 @@ def compare_with_cpu(shape: ModelShape, layers: int) -> Row:
     caches = sum(int((cpu.read_block(i) != gpu.read_block(i)).sum()) for i in range(100))
     gpu.close()
     return {
-        "model": f"{shape.name}-shaped, {layers} layers",
+        "model": f"{shape.name}-shaped, {layers} layers, {small.vocabulary} ids",
         "cpu_unit": cpu.unit,
         "numbers_compared": compared,
         "numbers_differing": differing,

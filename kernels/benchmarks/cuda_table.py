@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ from isobatch_kernels.cuda.weights import PackedWeight, pack_quantized
 from isobatch_kernels.program import QuantizedWeight
 
 ROWS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 512)
-_COLD_BYTES: Final = 300e6
+_COLD_BYTES: Final = 250e6
 _COPY: Final = """
 size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 size_t step = (size_t)gridDim.x * blockDim.x;
@@ -57,7 +57,7 @@ def _seconds(call: Callable[[int], mx.array], count: int) -> float:
 
     traced = mx.compile(many)
     times = []
-    for _ in range(5):
+    for _ in range(4):
         start = mx.array(0)
         mx.eval(start)
         begin = time.perf_counter()
@@ -84,7 +84,7 @@ def _activations(launcher: Launcher, x: mx.array) -> Activations:
     return out
 
 
-def measure_linear(inputs: int, outputs: int, rows: Sequence[int] = ROWS) -> list[dict[str, Any]]:
+def measure_linear(inputs: int, outputs: int, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Microseconds of one launch by rows, and elements of row 0 that are not those of 1 row."""
     launcher = Launcher(4, 4, 64)
     sources = _random_weights(inputs, outputs)
@@ -92,7 +92,6 @@ def measure_linear(inputs: int, outputs: int, rows: Sequence[int] = ROWS) -> lis
     x = mx.random.normal((max(rows), inputs))
     half = x.astype(mx.float16)
     first: tuple[Any, Any] | None = None
-    results = []
     for count in rows:
         launches = int(np.clip(2e9 / (inputs * outputs), 24, 240)) if count <= 64 else 24
         activations = _activations(launcher, x[:count])
@@ -112,17 +111,13 @@ def measure_linear(inputs: int, outputs: int, rows: Sequence[int] = ROWS) -> lis
         times = [(_seconds(ours, launches), _seconds(theirs, launches)) for _ in range(2)]
         row = np.array(ours(0))[0], np.array(theirs(0))[0]
         first = first or row
-        results.append(
-            {
-                "inputs": inputs,
-                "outputs": outputs,
-                "rows": count,
-                "ours_us": [round(a * 1e6, 1) for a, _ in times],
-                "mlx_us": [round(b * 1e6, 1) for _, b in times],
-                "ours_gb_s": round(inputs * outputs * 0.5625e-9 / min(a for a, _ in times)),
-                "ours_differing": int((row[0] != first[0]).sum()),
-                "mlx_differing": int((row[1] != first[1]).sum()),
-            }
-        )
-        print(results[-1], flush=True)
-    return results
+        yield {
+            "inputs": inputs,
+            "outputs": outputs,
+            "rows": count,
+            "ours_us": [round(a * 1e6, 1) for a, _ in times],
+            "mlx_us": [round(b * 1e6, 1) for _, b in times],
+            "ours_gb_s": round(inputs * outputs * 0.5625e-9 / min(a for a, _ in times)),
+            "ours_differing": int((row[0] != first[0]).sum()),
+            "mlx_differing": int((row[1] != first[1]).sum()),
+        }

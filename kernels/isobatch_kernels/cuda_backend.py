@@ -63,8 +63,10 @@ class CudaBackend:
         """Packs weights and allocates the cache.
 
         Raises:
-            ValueError: the program is malformed, or its sizes do not suit the kernels.
+            ValueError: no device, a malformed program, or sizes that do not suit the kernels.
         """
+        if not cuda_available():
+            raise ValueError("[cuda] backend cuda needs an NVIDIA GPU and MLX for CUDA, got none")
         dims, rope = program.dimensions, program.rope
         if dims.head_dim % 8 or dims.head_dim > 256:
             raise ValueError(

@@ -15,6 +15,7 @@ from isobatch_kernels.step import Backend
 FAST_UNITS = ("vnni", "avx2", "neon", "scalar")
 UNITS = (*FAST_UNITS, "reference")
 UNIT_VARIABLE = "ISOBATCH_CPU_UNIT"
+BACKENDS = ("auto", "cpu", "cuda")
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,31 @@ def choose_unit(unit: str = "auto") -> str:
     raise RuntimeError("[dispatch] some unit must equal the reference, got none that does")
 
 
+def _has_cuda() -> bool:
+    """Whether MLX is here with a CUDA device, and nobody asked for a CPU unit by its variable."""
+    if os.environ.get(UNIT_VARIABLE, "auto") not in ("", "auto"):
+        return False
+    try:
+        import mlx.core as mx
+    except ImportError:
+        return False
+    return bool(mx.cuda.is_available())
+
+
+def _cuda_backend(
+    program: Program,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> Backend:
+    # Imported late: most machines have neither the device nor a reason to load its code.
+    from isobatch_kernels.cuda_backend import CudaBackend, CudaLimits
+
+    limits = CudaLimits(num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+    return CudaBackend(program, limits)
+
+
 def create_backend(
     program: Program,
     *,
@@ -73,15 +99,16 @@ def create_backend(
         block_size: positions of a block; 16.
         max_num_seqs: most token rows of a step.
         max_num_batched_tokens: most tokens of a step.
-        backend: "auto" or "cpu".
+        backend: "auto", "cpu" or "cuda". "auto" means CUDA where this MLX has a device, else CPU.
         unit: "auto", "reference", "scalar", "avx2", "vnni" or "neon".
         num_threads: threads that share a step; 0 for the number of usable CPUs.
 
     Raises:
         ValueError: an argument or the program does not fit.
     """
-    if backend not in ("auto", "cpu"):
-        raise ValueError(f"[dispatch] backend must be one of auto, cpu, got {backend!r}")
+    if backend not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise ValueError(f"[dispatch] backend must be one of {known}, got {backend!r}")
     if block_size != 16:
         raise ValueError(f"[dispatch] block_size must be 16, got {block_size}")
     for name, value in (
@@ -93,5 +120,7 @@ def create_backend(
             raise ValueError(f"[dispatch] {name} must be positive, got {value}")
     if num_threads < 0:
         raise ValueError(f"[dispatch] num_threads must not be negative, got {num_threads}")
+    if backend == "cuda" or (backend == "auto" and unit == "auto" and _has_cuda()):
+        return _cuda_backend(program, num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
     limits = CpuLimits(num_blocks, block_size, max_num_seqs, max_num_batched_tokens, num_threads)
     return CpuBackend(program, limits, unit=choose_unit(unit))

@@ -51,32 +51,37 @@
     const int start = chunk * kChunk;
     float s[8][8];  // [token][key lane + 32*i]
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const int j = min(start + lane + 32 * i, high);
-      const __half* key = keys + ((size_t)table[j / kSlots] * KV_HEADS + kv_head) * kSlots * D + j % kSlots * 8;
+    for (int i = 0; i < 8; i += 2) {  // two keys under one load of the queries
+      const int j0 = min(start + lane + 32 * i, high), j1 = min(j0 + 32, high);
+      const __half* key0 = keys + ((size_t)table[j0 / kSlots] * KV_HEADS + kv_head) * kSlots * D + j0 % kSlots * 8;
+      const __half* key1 = keys + ((size_t)table[j1 / kSlots] * KV_HEADS + kv_head) * kSlots * D + j1 % kSlots * 8;
 #pragma unroll
-      for (int r = 0; r < 8; r++) s[r][i] = 0.0f;
+      for (int r = 0; r < 8; r++) s[r][i] = s[r][i + 1] = 0.0f;
       if (start + 32 * i > high) continue;
 #pragma unroll 2
       for (int d = 0; d < D; d += 8) {
-        const uint4 raw = *reinterpret_cast<const uint4*>(key + d * kSlots);
-        const __half* k = reinterpret_cast<const __half*>(&raw);
-        float v[8];
+        const uint4 raw0 = *reinterpret_cast<const uint4*>(key0 + d * kSlots);
+        const uint4 raw1 = *reinterpret_cast<const uint4*>(key1 + d * kSlots);
+        const __half *k0 = reinterpret_cast<const __half*>(&raw0), *k1 = reinterpret_cast<const __half*>(&raw1);
 #pragma unroll
-        for (int e = 0; e < 8; e++) v[e] = __half2float(k[e]);
+        for (int part = 0; part < 8; part += 4) {
+          float v0[4], v1[4];
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
-          const float4 a = *reinterpret_cast<const float4*>(query + r * D + d);
-          const float4 b = *reinterpret_cast<const float4*>(query + r * D + d + 4);
-          float c = s[r][i];
-          c = x1_fma(a.x, v[0], c);
-          c = x1_fma(a.y, v[1], c);
-          c = x1_fma(a.z, v[2], c);
-          c = x1_fma(a.w, v[3], c);
-          c = x1_fma(b.x, v[4], c);
-          c = x1_fma(b.y, v[5], c);
-          c = x1_fma(b.z, v[6], c);
-          s[r][i] = x1_fma(b.w, v[7], c);
+          for (int e = 0; e < 4; e++) {
+            v0[e] = __half2float(k0[part + e]);
+            v1[e] = __half2float(k1[part + e]);
+          }
+#pragma unroll
+          for (int r = 0; r < 8; r++) {
+            const float4 a = *reinterpret_cast<const float4*>(query + r * D + d + part);
+            float c0 = x1_fma(a.x, v0[0], s[r][i]), c1 = x1_fma(a.x, v1[0], s[r][i + 1]);
+            c0 = x1_fma(a.y, v0[1], c0);
+            c1 = x1_fma(a.y, v1[1], c1);
+            c0 = x1_fma(a.z, v0[2], c0);
+            c1 = x1_fma(a.z, v1[2], c1);
+            s[r][i] = x1_fma(a.w, v0[3], c0);
+            s[r][i + 1] = x1_fma(a.w, v1[3], c1);
+          }
         }
       }
     }

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from isobatch_kernels.cuda.source import load_kernels
+from isobatch_kernels.cuda.source import included, load_kernels
 from isobatch_kernels.cuda.tuning import choose_rows, choose_tiles
 from isobatch_kernels.cuda.weights import PackedDense, PackedWeight
 
@@ -75,12 +75,13 @@ class Launcher:
         key = (name, shared_memory)
         if key not in self._kernels:
             source = load_kernels()[name]
+            text = included(source)
             self._kernels[key] = mx.fast.cuda_kernel(
                 name=f"isobatch_{name}",
                 input_names=list(source.inputs),
                 output_names=list(source.outputs),
-                source=source.body,
-                header=source.header,
+                source=text.body,
+                header=text.header,
                 ensure_row_contiguous=False,
                 shared_memory=shared_memory,
             )
@@ -211,7 +212,13 @@ class Launcher:
                 inputs,
                 [(shape, mx.float32)],
                 rows.blocks,
-                {**template, "NT": rows.nt, "MT": rows.mt, "STAGES": rows.stages},
+                {
+                    **template,
+                    "NT": rows.nt,
+                    "MT": rows.mt,
+                    "HELD": rows.held,
+                    "STAGES": rows.stages,
+                },
                 shared_memory=rows.shared_memory,
             )[0]
         tiles = choose_tiles(x.rows, weight)
@@ -220,7 +227,8 @@ class Launcher:
             inputs,
             [(shape, mx.float32)],
             tiles.blocks,
-            {**template, "MT": tiles.mt, "STAGES": tiles.stages},
+            {**template, "RP": tiles.parts, "STAGES": tiles.stages},
+            threads=128 * tiles.parts,
             shared_memory=tiles.shared_memory,
         )[0]
 
@@ -281,8 +289,10 @@ class Launcher:
         number = self.number(layer + 1)
         inputs = [qkv, table, positions, blocks, cache, number, scale, flags, self.number(op)]
         shape = (rows, self.num_heads * self.head_dim)
+        groups = -(-qkv.shape[1] // GROUP)
         template = {**self._heads, "INTERLEAVED": int(interleaved)}
-        return self.run("rope_write_kv", inputs, [(shape, mx.float32)], (1, rows, 1), template)[0]
+        blocks_of_rows = (groups, rows, 1)
+        return self.run("rope_write_kv", inputs, [(shape, mx.float32)], blocks_of_rows, template)[0]
 
     def attention_chunks(
         self, queries: mx.array, step: AttentionArrays, cache: mx.array, layer: int, window: int
@@ -295,7 +305,16 @@ class Launcher:
             *(cache, number, limit),
         ]
         blocks = (step.chunks, self.num_kv_heads, step.num_tokens)
-        return self.run("attention_chunks", inputs, [(shape, mx.float32)], blocks, self._heads)[0]
+        return self.run(
+            "attention_chunks",
+            inputs,
+            [(shape, mx.float32)],
+            blocks,
+            self._heads,
+            threads=512,
+            # At least what makes MLX raise the limit, which the kernel's own arrays need too.
+            shared_memory=max(49152, 256 * self.head_dim * 2),
+        )[0]
 
     def merge_quantize(
         self,

@@ -5,10 +5,15 @@
 __device__ __forceinline__ float norm_factor(const float* x, int K, const float* constants, float (&chains)[256]) {
   const int l = threadIdx.x;
   float c = 0.0f;
-#pragma unroll 4
-  for (int k = l; k < K; k += 256) {
-    const float v = x1_flush(x[k], kInputFloor);
-    c = x1_fma(v, v, c);
+  for (int base = l; base < K; base += 16 * 256) {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) v[i] = base + 256 * i < K ? x[base + 256 * i] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      const float flushed = x1_flush(v[i], kInputFloor);
+      if (base + 256 * i < K) c = x1_fma(flushed, flushed, c);
+    }
   }
   chains[l] = c;
   __syncthreads();
@@ -26,18 +31,37 @@ __device__ __forceinline__ float norm_factor(const float* x, int K, const float*
 {
   __shared__ float chains[256];
   const int M = rows_shape[0], K = x_shape[1], lane = threadIdx.x & 31, row = blockIdx.y;
+  constexpr int kEach = A / 32, kAtOnce = 8;
   const float* from = x + (size_t)rows[row] * K;
+  // What the second pass needs is on its way during the first.
+  float values[kAtOnce][kEach], weights[kAtOnce][kEach];
+  auto load = [&](int base) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) {
+#pragma unroll
+      for (int e = 0; e < kEach; e++) {
+        const int k = (base + 8 * i) * A + lane * kEach + e;
+        values[i][e] = k < K ? from[k] : 0.0f;
+        weights[i][e] = k < K ? weight[k] : 0.0f;
+      }
+    }
+  };
+  load(threadIdx.x >> 5);
   const float r = norm_factor(from, K, constants, chains);
   const BlockWriter<A, HALVES> writer{reinterpret_cast<__half*>(q), ds, ds_half, (M + 7) / 8 * 8};
   bool finite = true;
-  for (int block = threadIdx.x >> 5; block * A < K; block += 8) {
-    float v[A / 32];
+  const int blocks = (K + A - 1) / A;
+  for (int base = threadIdx.x >> 5; base < blocks; base += 8 * kAtOnce) {
+    if (base >= 8) load(base);
 #pragma unroll
-    for (int e = 0; e < A / 32; e++) {
-      const int k = block * A + lane * (A / 32) + e;
-      v[e] = k < K ? x1_mul(x1_mul(x1_flush(from[k], kInputFloor), r), weight[k]) : 0.0f;
+    for (int i = 0; i < kAtOnce; i++) {
+      const int block = base + 8 * i;
+      if (block >= blocks) break;
+      float v[kEach];
+#pragma unroll
+      for (int e = 0; e < kEach; e++) v[e] = x1_mul(x1_mul(x1_flush(values[i][e], kInputFloor), r), weights[i][e]);
+      finite &= writer.write(v, lane, K - block * A, row, block, K);
     }
-    finite &= writer.write(v, lane, K - block * A, row, block, K);
   }
   if (!finite && lane == 0) x1_record(flags, rows[row], op_shape[0]);
 }

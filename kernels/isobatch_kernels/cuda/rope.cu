@@ -8,7 +8,7 @@
 // @outputs queries
 // qkv (T, heads + 2*kv heads, D); table (positions, rotary/2, 2): cos, sin; blocks (T): the cache block of each token's
 // position; queries (T, heads, D), roped and scaled; the cache is written in place. Template: HEADS, KV_HEADS, D,
-// INTERLEAVED. Blocks (1, T) of 256.
+// INTERLEAVED. Blocks (ceil((heads + 2*kv heads)*D/256), T) of 256.
 {
   constexpr int kAll = HEADS + 2 * KV_HEADS;
   const int row = blockIdx.y, position = positions[row], half = table_shape[1], rotary = 2 * half, slot = position % kSlots;
@@ -18,30 +18,28 @@
   __half* key_cache = const_cast<__half*>(reinterpret_cast<const __half*>(cache)) + 2 * (layer_shape[0] - 1) * pool +
                       (size_t)blocks[row] * KV_HEADS * kSlots * D;
   __half* value_cache = key_cache + pool;
-  bool finite = true;
-  for (int i = threadIdx.x; i < kAll * D; i += 256) {
-    const int head = i / D, d = i % D;
-    float v = from[i];
-    finite &= x1_magnitude(v) < kNonFiniteBits;
-    if (head >= HEADS + KV_HEADS) {
-      value_cache[((head - HEADS - KV_HEADS) * kSlots + slot) * D + d] = x1_to_half(v);
-      continue;
-    }
-    if (d < rotary) {
-      const bool second = INTERLEAVED ? d & 1 : d >= half;
-      const int pair = INTERLEAVED ? d / 2 : d % half;
-      const int partner = INTERLEAVED ? d ^ 1 : second ? d - half : d + half;
-      const float own = x1_flush(v, kRopeInputFloor), other = x1_flush(from[head * D + partner], kRopeInputFloor);
-      const float c = angles[2 * pair], s = angles[2 * pair + 1];
-      v = second ? x1_fma(other, s, x1_mul(own, c)) : x1_fma(own, c, -x1_mul(other, s));
-    }
-    if (head < HEADS) {
-      queries[(size_t)row * HEADS * D + i] = x1_flush(x1_mul(v, scale[0]), kQueryFloor);
-    } else {
-      key_cache[((head - HEADS) * (D / 8) + d / 8) * kSlots * 8 + slot * 8 + d % 8] = x1_to_half(v);
-    }
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  if (i >= kAll * D) return;
+  const int head = i / D, d = i % D;
+  float v = from[i];
+  if (x1_magnitude(v) >= kNonFiniteBits) x1_record(flags, row, op_shape[0]);
+  if (head >= HEADS + KV_HEADS) {
+    value_cache[((head - HEADS - KV_HEADS) * kSlots + slot) * D + d] = x1_to_half(v);
+    return;
   }
-  if (!finite) x1_record(flags, row, op_shape[0]);
+  if (d < rotary) {
+    const bool second = INTERLEAVED ? d & 1 : d >= half;
+    const int pair = INTERLEAVED ? d / 2 : d % half;
+    const int partner = INTERLEAVED ? d ^ 1 : second ? d - half : d + half;
+    const float own = x1_flush(v, kRopeInputFloor), other = x1_flush(from[head * D + partner], kRopeInputFloor);
+    const float c = angles[2 * pair], s = angles[2 * pair + 1];
+    v = second ? x1_fma(other, s, x1_mul(own, c)) : x1_fma(own, c, -x1_mul(other, s));
+  }
+  if (head < HEADS) {
+    queries[(size_t)row * HEADS * D + i] = x1_flush(x1_mul(v, scale[0]), kQueryFloor);
+  } else {
+    key_cache[((head - HEADS) * (D / 8) + d / 8) * kSlots * 8 + slot * 8 + d % 8] = x1_to_half(v);
+  }
 }
 
 // @kernel zero_blocks

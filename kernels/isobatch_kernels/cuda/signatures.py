@@ -26,19 +26,19 @@ _ROWS: Final = {"SB": 4, "B": 64, "ST": 0}
 VARIANTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
     "linear_rows": (
         *(
-            {**_ROWS, "NT": nt, "MT": mt, "STAGES": 4, "LOGIT": 0}
-            for nt, mt in ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4))
+            {**_ROWS, "NT": nt, "MT": mt, "HELD": 8 * mt, "STAGES": 4, "LOGIT": 0}
+            for nt, mt in ((1, 1), (2, 1), (4, 1), (1, 2), (4, 2))
         ),
-        {"SB": 4, "B": 32, "ST": 0, "NT": 1, "MT": 1, "STAGES": 4, "LOGIT": 0},
-        {"SB": 4, "B": 16, "ST": 1, "NT": 2, "MT": 1, "STAGES": 4, "LOGIT": 0},
-        {"SB": 8, "B": 32, "ST": 2, "NT": 2, "MT": 1, "STAGES": 4, "LOGIT": 1},
-        {"SB": 8, "B": 64, "ST": 2, "NT": 2, "MT": 2, "STAGES": 4, "LOGIT": 1},
+        {"SB": 4, "B": 32, "ST": 0, "NT": 1, "MT": 1, "HELD": 4, "STAGES": 4, "LOGIT": 0},
+        {"SB": 4, "B": 16, "ST": 1, "NT": 2, "MT": 1, "HELD": 4, "STAGES": 4, "LOGIT": 0},
+        {"SB": 8, "B": 32, "ST": 2, "NT": 2, "MT": 1, "HELD": 4, "STAGES": 4, "LOGIT": 1},
+        {"SB": 8, "B": 64, "ST": 2, "NT": 2, "MT": 2, "HELD": 4, "STAGES": 4, "LOGIT": 1},
     ),
     "linear_tiles": (
-        {**_ROWS, "MT": 4, "STAGES": 4, "LOGIT": 0},
-        {**_ROWS, "MT": 2, "STAGES": 4, "LOGIT": 0},
-        {"SB": 4, "B": 32, "ST": 0, "MT": 4, "STAGES": 4, "LOGIT": 0},
-        {"SB": 8, "B": 32, "ST": 2, "MT": 2, "STAGES": 4, "LOGIT": 1},
+        {**_ROWS, "RP": 4, "STAGES": 4, "LOGIT": 0},
+        {**_ROWS, "RP": 2, "STAGES": 4, "LOGIT": 0},
+        {"SB": 4, "B": 32, "ST": 0, "RP": 4, "STAGES": 4, "LOGIT": 0},
+        {"SB": 8, "B": 32, "ST": 2, "RP": 2, "STAGES": 4, "LOGIT": 1},
     ),
     "quantize": ({"A": 64, "HALVES": 0}, {"A": 32, "HALVES": 1}),
     "gate_quantize": ({"A": 64, "HALVES": 0},),
@@ -79,8 +79,9 @@ def translation_unit(kernel: KernelSource) -> str:
     """Every variant of a kernel, ready for a CUDA compiler."""
     shapes = (
         "#include <cstdint>\n"
-        "struct Shape { int32_t v[8]; __device__ int32_t operator[](int i) const { return v[i]; } };\n"
-        "struct Strides { int64_t v[8]; __device__ int64_t operator[](int i) const { return v[i]; } };\n"
+        "template <class T> struct Sizes {\n"
+        "T v[8]; __device__ T operator[](int i) const { return v[i]; } };\n"
+        "using Shape = Sizes<int32_t>; using Strides = Sizes<int64_t>;\n"
     )
     variants = VARIANTS.get(kernel.name, ({},))
     bodies = (

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, replace
 from importlib import resources
+from pathlib import Path
 
 FAMILIES = (
     *("common", "weights", "quantize", "norm", "embed", "rope", "attention", "attention_prefill"),
@@ -39,7 +41,7 @@ def family_text(family: str) -> str:
 
 
 def without_comments(text: str) -> str:
-    """Text without comments and indentation: MLX hashes it at every launch."""
+    """Text without comments and indentation."""
     lines = (re.sub(r"//[^\n]*", "", line).strip() for line in text.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
@@ -77,3 +79,27 @@ def load_kernels() -> dict[str, KernelSource]:
                 body=without_comments(section),
             )
     return kernels
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Lives as long as the process."""
+    return tempfile.TemporaryDirectory(prefix="isobatch-cuda-")
+
+
+def included(kernel: KernelSource) -> KernelSource:
+    """The kernel with its text in files that are included.
+
+    MLX hashes a kernel's text at every launch, so a short one saves microseconds.
+    """
+    folder = Path(_folder().name)
+    paths = {"header": folder / f"{kernel.name}.cuh", "body": folder / f"{kernel.name}.cu"}
+    paths["header"].write_text(kernel.header, encoding="utf-8")
+    paths["body"].write_text(kernel.body, encoding="utf-8")
+    # MLX adds an argument for each of these names that it finds in the body.
+    wanted = sorted(set(re.findall(r"\b\w+_(?:shape|strides)\b", kernel.body)))
+    return replace(
+        kernel,
+        header=f'#include "{paths["header"]}"\n',
+        body=f'// {" ".join(wanted)}\n#include "{paths["body"]}"\n',
+    )
