@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -210,17 +211,20 @@ class _Run:
         if settings.kills_generator:
             victim, _ = self.start_generator(index, num_streams, _NUM_VICTIM_STREAMS, "victim")
         played = Round(num_streams, 0.0)
-        with _ExecutorKiller(self, f"{settings.seed}-kill-{index}") as killer:
+        with contextlib.ExitStack() as stack:
+            for process in [*(each for each, _ in generators), *([victim] if victim else [])]:
+                # Only what an error leaves running.
+                stack.callback(process.kill)
+            killer = stack.enter_context(_ExecutorKiller(self, f"{settings.seed}-kill-{index}"))
+            if victim is not None:
+                self._kill_midway(victim, generators[0][0])
             for process, path in generators:
+                timeout = settings.seconds_per_round + settings.hang_seconds + 60
                 try:
-                    if victim is not None:
-                        self._kill_midway(victim, process)
-                        victim = None
-                    status = process.wait(settings.seconds_per_round + settings.hang_seconds + 60)
+                    status = process.wait(timeout)
                 except subprocess.TimeoutExpired:
                     process.kill()
-                    process.wait()
-                    status = -1
+                    status = process.wait()
                 if status:
                     result.violations.append(f"round {index}: a generator ended with {status}")
                     continue

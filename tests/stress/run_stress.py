@@ -12,6 +12,7 @@ order on each stream.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, default=Path("stress-results/stress.json"))
     args = parser.parse_args()
+    # So that the services are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     counts = [int(count) for count in args.streams.split(",")]
     num_rounds = max(1, round(60 * args.minutes / args.round_seconds))
     settings = Settings(
