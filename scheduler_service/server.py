@@ -29,7 +29,14 @@ _LOG = logs.get_logger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 _SOCKET_UMASK = 0o177
 _PROBE_SECONDS = 1.0
-_OPTIONS = [("grpc.so_reuseport", 0)]
+# Beyond so many calls that nobody has taken up, gRPC by itself answers some of them with CANCELLED
+# and no word; its own bound of 1000 lies below the waiting queue's, whose answer is a better one.
+_MAX_PENDING_CALLS = 16_384
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
+]
 _TCP_OPTIONS = [
     # Clients send a keepalive every 30 s.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),

@@ -21,6 +21,7 @@ MAX_STOP_LENGTH = 1024
 MAX_COALESCE_MS = 50
 MAX_ID_LENGTH = 128
 MAX_SALT_LENGTH = 256
+MAX_CHAT_MESSAGES = 10_000
 MAX_LOGIT_BIASES = 1024
 # Beyond any context; the core clips it to what the context leaves.
 _UNLIMITED_TOKENS = 2**31 - 1
@@ -125,6 +126,9 @@ def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, vocab_size: in
         _check(bool(request.text), "text", "must not be empty", request.text)
         return request.text
     if kind == "chat":
+        count = len(request.chat.messages)
+        _check(count <= MAX_CHAT_MESSAGES, "chat",
+               f"must have at most {MAX_CHAT_MESSAGES} messages", count)  # fmt: skip
         return tuple(ChatTurn(each.role, each.content) for each in request.chat.messages)
     if kind == "token_ids" and isinstance(request, pb.GenerateRequest):
         ids = tuple(request.token_ids.ids)

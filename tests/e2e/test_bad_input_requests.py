@@ -6,6 +6,7 @@ scheduler is idle, every cache block is free, and descriptors and threads are as
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -144,6 +145,13 @@ async def test_bytes_that_are_no_message_end_their_call(running: HealthyPair, st
             assert (found.code, found.reason) == (CODE.INVALID_ARGUMENT, "INVALID_MESSAGE")
         unknown: Any = channel.unary_unary(GENERATE + "More")
         assert (await refused(unknown(b"", timeout=20.0))).code is CODE.UNIMPLEMENTED
+
+
+async def test_a_burst_of_calls_gets_our_answer_and_not_that_of_grpc(stub: Any) -> None:
+    """gRPC cancels some of more than a thousand calls at once, without a word, unless told."""
+    empty = pb.GenerateRequest()
+    found = await asyncio.gather(*(refused(stub.Generate(empty)) for _ in range(2000)))
+    assert {each.code for each in found} == {CODE.INVALID_ARGUMENT}
 
 
 async def test_a_deadline_that_has_passed_ends_the_call(stub: Any) -> None:

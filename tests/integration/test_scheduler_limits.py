@@ -18,7 +18,7 @@ from scheduler_service import server, step_loop
 from scheduler_service.client._channel import channel_options
 from scheduler_service.errors import MAX_MESSAGE_BYTES, ConfigurationError
 from scheduler_service.text.tokenizer import Tokenizer
-from scheduler_service.wire.api import MAX_LOGIT_BIASES, MAX_SALT_LENGTH
+from scheduler_service.wire.api import MAX_CHAT_MESSAGES, MAX_LOGIT_BIASES, MAX_SALT_LENGTH
 from tests.support.bystanders import refused
 from tests.support.fake_executor import FakeExecutor
 from tests.support.scheduler_harness import Harness, running, socket_folder, until
@@ -102,6 +102,20 @@ async def test_a_conversation_of_many_empty_turns_is_no_work_for_the_event_loop(
             turns = [pb.ChatMessage(role="user", content="")] * num_turns
             await harness.stub.Tokenize(pb.TokenizeRequest(chat=pb.Chat(messages=turns)))
     assert threads == [True, False]
+
+
+async def test_a_conversation_without_end_is_refused_unread() -> None:
+    turns = [pb.ChatMessage(role="user", content="")] * (MAX_CHAT_MESSAGES + 1)
+    chat = pb.Chat(messages=turns)
+    async with running() as harness:
+        calls: list[Any] = [
+            harness.generate(chat=chat),
+            harness.stub.Tokenize(pb.TokenizeRequest(chat=chat)),
+        ]
+        for call in calls:
+            found = await refused(call)
+            assert (found.code, found.fields) == (CODE.INVALID_ARGUMENT, ("chat",))
+            assert found.message.endswith(f"got {MAX_CHAT_MESSAGES + 1}")
 
 
 async def test_text_that_the_model_has_no_tokens_for_is_refused() -> None:
