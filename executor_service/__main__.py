@@ -6,6 +6,7 @@ Exit codes: 0 stopped by a signal, 78 configuration or model cannot be used, 1 a
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -13,14 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from executor_service import config as configuration
 from executor_service import logs
-from executor_service.errors import StartError
+from executor_service.errors import ConfigError, StartError
 from executor_service.models.registry import locate
+from executor_service.settings import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from executor_service.engine.engine import BackendFactory, SelfTest
 
+EXIT_OK: Final = 0
 EXIT_CONFIG: Final = 78
 # The engine thread comes back from native code many times a second and then waits for the event
 # loop's thread to give the interpreter up; CPython's own 5 ms would be as long as a step.
@@ -31,8 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the executor and return its exit code."""
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        config = configuration.load(sys.argv[1:] if arguments is None else arguments, os.environ)
-        logs.configure(config.log_level, config.log_format)
+        loaded = configuration.read(sys.argv[1:] if arguments is None else arguments, os.environ)
+        config = configuration.ExecutorConfig(**loaded.values)
+        if loaded.is_shown:
+            print(json.dumps(as_json(loaded)))
+            return EXIT_OK
+        _configure_logs(config)
         location = locate(config.model, config.model_id or None)
         create_backend, self_test = native_kernels(config.unit)
     except StartError as error:
@@ -57,6 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.shutdown()
         os._exit(code)
     return code
+
+
+def _configure_logs(config: configuration.ExecutorConfig) -> None:
+    try:
+        logs.configure(config.log_level, config.log_format, file=config.log_file)
+    except OSError as error:
+        raise ConfigError(
+            f"[config] log_file must be writable, got {error.strerror}: {config.log_file}"
+        ) from error
 
 
 def native_kernels(unit: str) -> tuple[BackendFactory, SelfTest]:

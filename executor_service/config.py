@@ -1,19 +1,17 @@
-"""Configuration of the executor: flags, then variables, then defaults. Read once."""
+"""Configuration of the executor: file, then variables, then flags. Read once."""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from executor_service import logs, socket_paths
+from executor_service import logs, settings, socket_paths
 from executor_service.errors import ConfigError
 from executor_service.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-PREFIX: Final = "ISOBATCH_EXECUTOR_"
 UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni", "neon")
 
 
@@ -45,6 +43,8 @@ class ExecutorConfig:
     log_level: str = "info"
     # console or json (logs).
     log_format: str = "console"
+    # File for logs instead of standard error; it is rotated (logs).
+    log_file: str = ""
     # Whether gRPC reflection answers (server).
     reflection: bool = True
 
@@ -72,11 +72,6 @@ def _require(holds: bool, field: str, rule: str, got: object) -> None:
         raise ConfigError(f"[config] {field} {rule}, got {got!r}")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"[config] {message}")
-
-
 HELP: Final[Mapping[str, str]] = {
     "listen": "address to serve on: unix:PATH",
     "model": "alias, .gguf file, model directory or Hugging Face repository id",
@@ -90,47 +85,31 @@ HELP: Final[Mapping[str, str]] = {
     "drain_seconds": "longest time that a live session gets to end after SIGTERM",
     "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",
     "log_format": f"format of logs: {', '.join(logs.FORMATS)}",
+    "log_file": "file for logs instead of standard error; it is rotated",
     "reflection": "whether gRPC reflection answers: true or false",
 }
 
 
-def _boolean(text: str) -> bool:
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if text.lower() not in known:
-        raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
-    return known[text.lower()]
+_SOURCE: Final = settings.Source(
+    section="executor",
+    prefix="ISOBATCH_EXECUTOR_",
+    program="isobatch-executor",
+    description="Holds a model and computes steps for a scheduler.",
+    help=HELP,
+    flags={},
+)
 
 
-_CONVERT: Final[Mapping[str, Callable[[str], Any]]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": _boolean,
-}
+def read(arguments: Sequence[str], environ: Mapping[str, str]) -> settings.Loaded:
+    """Return every setting with its origin; raises ConfigError. `--help` prints and exits."""
+    try:
+        loaded = settings.load(ExecutorConfig, _SOURCE, arguments, environ)
+    except settings.SettingsError as error:
+        raise ConfigError(str(error)) from error
+    listen = settings.Setting(socket_paths.default_address(environ), "default")
+    return settings.Loaded({"listen": listen, **loaded.settings}, loaded.is_shown)
 
 
 def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ExecutorConfig:
-    """Return the configuration from flags and `ISOBATCH_EXECUTOR_<FIELD>` variables.
-
-    Raises ConfigError; `--help` prints and exits.
-    """
-    parser = _Parser(
-        prog="isobatch-executor",
-        description="Holds a model and computes steps for a scheduler. A flag --some-name may be "
-        f"given as the variable {PREFIX}SOME_NAME.",
-        allow_abbrev=False,
-    )
-    for each in fields(ExecutorConfig):
-        # argparse converts a default that is a string, so errors name the flag.
-        default = environ.get(PREFIX + each.name.upper(), argparse.SUPPRESS)
-        parser.add_argument(
-            f"--{each.name.replace('_', '-')}",
-            dest=each.name,
-            type=_CONVERT[str(each.type)],
-            default=default,
-            metavar=each.name.rpartition("_")[2].upper(),
-            help=HELP[each.name],
-        )
-    values = vars(parser.parse_args(list(arguments)))
-    values.setdefault("listen", socket_paths.default_address(environ))
-    return ExecutorConfig(**values)
+    """Return the checked configuration; raises ConfigError. `--help` prints and exits."""
+    return ExecutorConfig(**read(arguments, environ).values)

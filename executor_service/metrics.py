@@ -194,14 +194,14 @@ class Metrics:
         self._observe_phases(answer, total_ns)
         if results is None:
             return
-        has_wanted = len(request.wanted) > 0
-        self._bytes_read.inc(self._weight_bytes.of_step(has_wanted=has_wanted))
         self._tokens.observe(len(request.token_ids))
         self._step_rows.observe(len(request.sequence_ids))
         single = int((request.num_tokens == 1).sum())
         several = len(request.num_tokens) - single
         phase = "mixed" if single and several else "prefill" if several else "decode"
         self._forward[phase].observe(results.forward_ns * 1e-9)
+        has_wanted = len(request.wanted) > 0
+        self._bytes_read.inc(self._weight_bytes.of_step(has_wanted=has_wanted))
         self._non_finite.inc(int((results.row_outcomes == RowOutcome.NON_FINITE).sum()))
         for count in results.paths:
             key = (count.op, count.path, count.unit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from executor_service import wire, wire_capabilities
+from executor_service import logs, wire, wire_capabilities
 from executor_service.errors import (
     ExecutorError,
     InvalidRequestError,
@@ -140,6 +140,7 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
     async def _step(self, ticket: int, step: rows_pb.Step, arrived_ns: int) -> pb.SessionResponse:
         host = self._host
         session = host.engine.session
+        logs.bind(step_id=step.step_id)
         request = wire.read_step(step)
         answer = await host.run(
             lambda: session.step(ticket, request, time.perf_counter_ns() - arrived_ns)

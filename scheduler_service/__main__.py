@@ -5,12 +5,14 @@ Exit status: 0 after a signal, 78 for a configuration error, 1 for anything else
 
 import asyncio
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
 
 from scheduler_service import config, logs, server
 from scheduler_service.errors import ConfigurationError
+from scheduler_service.settings import as_json
 
 EXIT_CONFIGURATION = 78
 
@@ -18,8 +20,12 @@ EXIT_CONFIGURATION = 78
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the scheduler; return the exit status."""
     try:
-        settings = config.load(sys.argv[1:] if arguments is None else arguments, os.environ)
-        logs.configure(settings.log_level, settings.log_format)
+        loaded = config.read(sys.argv[1:] if arguments is None else arguments, os.environ)
+        settings = config.SchedulerConfig(**loaded.values)
+        if loaded.is_shown:
+            print(json.dumps(as_json(loaded)))
+            return 0
+        _configure_logs(settings)
         _run(settings)
     except ConfigurationError as error:
         print(f"isobatch-scheduler: {error}", file=sys.stderr)
@@ -28,6 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.get_logger(__name__).exception("scheduler_failed")
         return 1
     return 0
+
+
+def _configure_logs(settings: config.SchedulerConfig) -> None:
+    try:
+        logs.configure(settings.log_level, settings.log_format, file=settings.log_file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"[config] log_file must be writable, got {error.strerror}: {settings.log_file}"
+        ) from error
 
 
 def _run(settings: config.SchedulerConfig) -> None:

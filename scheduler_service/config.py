@@ -1,16 +1,12 @@
-"""Configuration of the scheduler: flags, then variables, then defaults. Read once."""
+"""Configuration of the scheduler: file, then variables, then flags. Read once."""
 
-import argparse
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from scheduler_service import logs, runtime_paths
+from scheduler_service import logs, runtime_paths, settings
 from scheduler_service.errors import ConfigurationError
-
-_PREFIX = "ISOBATCH_SCHEDULER_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +37,10 @@ class SchedulerConfig:
     log_level: str = "info"
     # json or console (logs).
     log_format: str = "console"
+    # File for logs instead of standard error; it is rotated (logs).
+    log_file: str = ""
+    # Whether the log holds the text of prompts (servicer).
+    log_prompts: bool = False
     # Whether gRPC reflection answers (server).
     reflection: bool = True
 
@@ -104,11 +104,6 @@ def check_address(field: str, address: str) -> None:
     _require(is_loopback, field, "must be a loopback address unless TLS is in use", address)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"[config] {message}")
-
-
 _HELP: Mapping[str, str] = {
     "listen": "address to serve on: unix:PATH or a loopback HOST:PORT",
     "executor": "address of the executor: unix:PATH or a loopback HOST:PORT",
@@ -122,6 +117,8 @@ _HELP: Mapping[str, str] = {
     "drain_seconds": "longest time that live requests get to end after SIGTERM",
     "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",
     "log_format": f"format of logs: {', '.join(logs.FORMATS)}",
+    "log_file": "file for logs instead of standard error; it is rotated",
+    "log_prompts": "whether the log holds the text of prompts: true or false",
     "reflection": "whether gRPC reflection answers: true or false",
 }
 _FLAGS: Mapping[str, tuple[str, ...]] = {
@@ -130,47 +127,36 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _parse_bool(text: str) -> bool:
-    if text.lower() in ("true", "1", "yes", "on"):
-        return True
-    if text.lower() in ("false", "0", "no", "off"):
-        return False
-    raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
+_SOURCE = settings.Source(
+    section="scheduler",
+    prefix="ISOBATCH_SCHEDULER_",
+    program="isobatch-scheduler",
+    description="Serves clients and drives an executor.",
+    help=_HELP,
+    flags=_FLAGS,
+)
 
 
-_CONVERT: Mapping[str, Callable[[str], object]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": _parse_bool,
-}
+def read(arguments: Sequence[str], environ: Mapping[str, str]) -> settings.Loaded:
+    """Return every setting with its origin; raises ConfigurationError. `--help` exits."""
+    try:
+        loaded = settings.load(SchedulerConfig, _SOURCE, arguments, environ)
+        defaults = {
+            "listen": runtime_paths.default_scheduler_address,
+            "executor": runtime_paths.default_executor_address,
+        }
+        missing = {
+            name: settings.Setting(address(environ), "default")
+            for name, address in defaults.items()
+            if name not in loaded.settings
+        }
+    except settings.SettingsError as error:
+        raise ConfigurationError(str(error)) from error
+    except runtime_paths.RuntimePathError as error:
+        raise ConfigurationError(f"[config] {error}") from error
+    return settings.Loaded({**missing, **loaded.settings}, loaded.is_shown)
 
 
 def load(arguments: Sequence[str], environ: Mapping[str, str]) -> SchedulerConfig:
-    """Return the configuration from flags and `ISOBATCH_SCHEDULER_<FIELD>` variables.
-
-    Raises ConfigurationError; `--help` prints and exits.
-    """
-    parser = _Parser(
-        prog="isobatch-scheduler",
-        description="Serves clients and drives an executor. A flag --some-name may be given "
-        f"as the variable {_PREFIX}SOME_NAME.",
-        allow_abbrev=False,
-    )
-    for each in fields(SchedulerConfig):
-        flags = _FLAGS.get(each.name, (f"--{each.name.replace('_', '-')}",))
-        text = environ.get(_PREFIX + each.name.upper())
-        convert = _CONVERT[str(getattr(each.type, "__name__", each.type))]
-        parser.add_argument(
-            *flags, dest=each.name, type=convert, help=_HELP[each.name],
-            metavar=each.name.rpartition("_")[2].upper(),
-            # argparse converts a default that is a string, so errors name the flag.
-            default=text if text is not None else argparse.SUPPRESS,
-        )  # fmt: skip
-    values = vars(parser.parse_args(list(arguments)))
-    try:
-        values.setdefault("listen", runtime_paths.default_scheduler_address(environ))
-        values.setdefault("executor", runtime_paths.default_executor_address(environ))
-    except runtime_paths.RuntimePathError as error:
-        raise ConfigurationError(f"[config] {error}") from error
-    return SchedulerConfig(**values)
+    """Return the checked configuration; raises ConfigurationError. `--help` prints and exits."""
+    return SchedulerConfig(**read(arguments, environ).values)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
+from scheduler_service import logs
 from scheduler_service.core import (
     Event,
     FinishReason,
@@ -20,6 +21,7 @@ from scheduler_service.errors import DeadlineError, InternalError
 from scheduler_service.metrics import ModelMetrics, Outcome, PreemptionReason
 from scheduler_service.streams import TokenStream
 
+_LOG = logs.get_logger(__name__)
 _OUTCOMES = {
     FinishReason.STOP: Outcome.STOP,
     FinishReason.LENGTH: Outcome.LENGTH,
@@ -150,4 +152,13 @@ class FanOut:
             # The stream was failed first, and the request cancelled because of it.
             outcome = Outcome.ERROR
         metrics.requests[outcome].inc()
-        metrics.request_duration.observe(now - stream.request.arrival)
+        seconds = now - stream.request.arrival
+        metrics.request_duration.observe(seconds)
+        _LOG.info(
+            "request_finished",
+            request_id=stream.request.request_id,
+            outcome=outcome.value,
+            prompt_tokens=len(stream.request.prompt_token_ids),
+            generated_tokens=len(stream.request.output_token_ids),
+            seconds=round(seconds, 3),
+        )

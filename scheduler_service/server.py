@@ -95,7 +95,8 @@ class SchedulerServer:
             interceptors=[ErrorInterceptor(SERVICE_NAME)], options=self._options
         )
         pb_grpc.add_SchedulerServiceServicer_to_server(
-            SchedulerServicer(self.engine, self.metrics), server
+            SchedulerServicer(self.engine, self.metrics, log_prompts=self._config.log_prompts),
+            server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._config.reflection:

@@ -9,6 +9,7 @@ import grpc
 
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
+from scheduler_service import logs
 from scheduler_service.core import InvalidParameterError, Request, RequestId
 from scheduler_service.engine import Engine, ServedModel
 from scheduler_service.errors import InvalidRequestError, NotServingError, ServiceError, from_core
@@ -20,6 +21,7 @@ from scheduler_service.text.errors import PromptError
 from scheduler_service.text.tokenizer import Tokenizer
 from scheduler_service.wire import api
 
+_LOG = logs.get_logger(__name__)
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic in the stubs alone
 # Shorter prompts are encoded at once: a thread costs more than they do.
 _THREAD_CHARACTERS = 2000
@@ -31,9 +33,18 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     """Implements isobatch.scheduler.v1.SchedulerService; errors are mapped by the interceptor."""
 
     def __init__(
-        self, engine: Engine, metrics: SchedulerMetrics, clock: Clock = time.monotonic
+        self,
+        engine: Engine,
+        metrics: SchedulerMetrics,
+        clock: Clock = time.monotonic,
+        *,
+        log_prompts: bool = False,
     ) -> None:
-        """Serve `engine`; `clock` gives monotonic seconds and must be the engine's own."""
+        """Serve `engine`; `clock` gives monotonic seconds and must be the engine's own.
+
+        With `log_prompts`, the log holds the text of each prompt.
+        """
+        self._log_prompts = log_prompts
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
@@ -52,6 +63,10 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             self._count_rejected(model)
             raise
         live = stream.request
+        logs.bind(request_id=live.request_id)
+        if self._log_prompts:
+            text = model.tokenizer.decode(live.prompt_token_ids)
+            _LOG.info("request_accepted", prompt=text)
         live.arrival = arrival
         live.deadline = None if remaining is None else arrival + remaining
         if self._engine.model(request.model) is not model:

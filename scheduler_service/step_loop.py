@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_service import logs
 from scheduler_service.core import (
     CoreError,
     Limits,
@@ -193,6 +194,7 @@ class StepLoop:
         return batch
 
     async def _step(self, session: ExecutorSession, batch: TokenRowBatch, started: float) -> None:
+        logs.bind(step_id=batch.step_id)
         questions = self._sampler.questions(batch, self.fan_out.digest_ids)
         message = wire.step(batch, questions)
         planned = self._clock()

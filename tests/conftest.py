@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
+# The user's own configuration file is no part of a test.
+os.environ["ISOBATCH_CONFIG"] = os.devnull
+
 # dev: quick, a new seed each run. ci: the same examples on every machine, so a red build is the
 # change's own doing. nightly: long, new seeds. Deadlines are off: a shared machine stalls.
 settings.register_profile("dev", max_examples=50, deadline=None)

@@ -160,7 +160,9 @@ KERNELS = Row("Kernels", (
     Panel("Effective weight bandwidth",
           "Bytes of weights that steps had to read, over the time of their forward passes.", "Bps",
           (Query(f"{rate(executor('weight_bytes_read_total'))} / clamp_min("
-                 f"{rate(executor('forward_seconds_sum'))}, 1e-9)", "{{model}}"),)),
+                 f"{rate(executor('forward_seconds_sum'))}, 1e-9) * "
+                 # A scrape may fall between the two counts of one step.
+                 f"({rate(executor('forward_seconds_sum'))} > bool 1e-3)", "{{model}}"),)),
     Panel("Self-test", "What the kernels' self-test found at start.", "short",
           (Query(executor("self_test_state", has_model=False), "{{state}}"),), Kind.STAT),
     Panel("Numeric class", "States of two classes never meet.", "short",

@@ -15,7 +15,7 @@ print(*sorted(loaded & set({names!r})))
 """
 
 ENGINES = ("executor_service", "isobatch_kernels", "jinja2", "mlx", "numpy", "tokenizers")
-SERVER = ("prometheus_client", "structlog", "uvloop")
+SERVER = ("prometheus_client", "uvloop")
 SCREEN = ("click", "prompt_toolkit", "rich")
 
 

@@ -29,7 +29,7 @@ def steady_load(
     async def stream(client: AsyncClient, number: int) -> None:
         turn = 0
         while not stop.is_set():
-            text = prompt * (1 + 3 * number + turn % 5)
+            text = prompt * (1 + number % 4 + turn % 3)
             params = GenerationParams(
                 max_tokens=max_tokens, temperature=0.7 * (number % 2), seed=turn, ignore_eos=True
             )

@@ -38,12 +38,14 @@ def test_every_field_has_a_flag() -> None:
         "max_num_seqs": "3", "max_num_batched_tokens": "5", "max_prefill_chunk": "2",
         "max_num_waiting": "4", "recovery_deadline_seconds": "2.0", "drain_seconds": "1.0",
         "step_timeout_seconds": "3.0", "log_level": "error", "log_format": "json",
-        "reflection": "false",
+        "reflection": "false", "log_file": "/x/s.log", "log_prompts": "false",
     }  # fmt: skip
     assert set(values) == {each.name for each in dataclasses.fields(SchedulerConfig)}
     flags = [part for n, v in values.items() for part in (f"--{n.replace('_', '-')}", v)]
     settings = config.load(flags, {})
-    assert {n: str(getattr(settings, n)) for n in values} == values | {"reflection": "False"}
+    assert {n: str(getattr(settings, n)) for n in values} == values | {
+        "reflection": "False", "log_prompts": "False",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_every_field_has_a_flag() -> None:
         (["--recovery-deadline", "nan"], "recovery_deadline_seconds must be a finite"),
         (["--step-timeout", "0"], "step_timeout_seconds must be a finite number above 0"),
         (["--log-level", "loud"], "must be one of debug, info"),
-        (["--log-format", "xml"], "must be one of json, console"),
+        (["--log-format", "xml"], "must be one of console, json"),
         (["--reflection", "maybe"], "must be true or false"),
         (["--unknown"], "unrecognized arguments"),
         (["--max-num", "3"], "unrecognized arguments"),

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from scheduler_service import logs
 
@@ -17,7 +16,6 @@ def _restored() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
 
 
 def test_json_lines_of_ours_and_of_libraries() -> None:
