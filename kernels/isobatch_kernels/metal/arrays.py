@@ -81,8 +81,12 @@ class ArrayLibrary(Protocol):
         """Contiguous copy of columns of an (M, N) array."""
         ...
 
-    def wait(self, array: LibraryArray) -> None:
-        """Returns once the array has been computed."""
+    def rows(self, array: LibraryArray, begin: int, end: int) -> LibraryArray:
+        """Rows of an (N, W) array."""
+        ...
+
+    def wait(self, *arrays: LibraryArray) -> None:
+        """Returns once all of them have been computed: one round trip to the device."""
         ...
 
     def numpy(self, array: LibraryArray) -> NumpyArray:
@@ -125,9 +129,13 @@ class MlxArrays:
         """A slice, made contiguous."""
         return self._mx.contiguous(array[:, begin:end])
 
-    def wait(self, array: LibraryArray) -> None:
+    def rows(self, array: LibraryArray, begin: int, end: int) -> LibraryArray:
+        """A slice."""
+        return array[begin:end]
+
+    def wait(self, *arrays: LibraryArray) -> None:
         """Evaluates."""
-        self._mx.eval(array)
+        self._mx.eval(*arrays)
 
     def numpy(self, array: LibraryArray) -> NumpyArray:
         """Evaluates and copies."""

@@ -110,7 +110,8 @@ class KeyValuePool:
         out = []
         for pool in self._layers:
             count = 2 * z.rows_of_half_block
-            data = self._arrays.numpy(pool)[block * count : (block + 1) * count].view(np.uint16)
+            rows = self._arrays.rows(pool, block * count, (block + 1) * count)
+            data = np.ascontiguousarray(self._arrays.numpy(rows)).view(np.uint16)
             keys, values = np.split(data, 2)
             by_vector = keys.reshape(z.num_kv_heads, z.vectors, z.block_size, z.vector)
             flat = by_vector.transpose(0, 2, 1, 3).reshape(z.num_kv_heads, z.block_size, z.head_dim)

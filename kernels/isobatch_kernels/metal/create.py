@@ -68,7 +68,10 @@ def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:
     """
     if not metal_is_available():
         raise RuntimeError("[metal] a Metal device is needed, got none from MLX")
+    import mlx.core as mx
+
     begin = time.perf_counter()
+    mx.set_default_device(mx.gpu)  # custom kernels run nowhere else
     factory, arrays = mlx_kernel_factory(), MlxArrays()
     linear = verified_profile(Launcher(factory, arrays), LinearProfile(), formats_of(program))
     backend = MetalBackend(

@@ -165,12 +165,13 @@ def main() -> int:
 
     import mlx.core as mx
 
+    mx.set_default_device(mx.gpu)
     launcher, profile = Launcher(mlx_kernel_factory(), MlxArrays()), lin.LinearProfile()
     print("# Metal report\n")
     print(
         f"- macOS {platform.mac_ver()[0]}, MLX {version('mlx')}, Python {platform.python_version()}"
     )
-    info = mx.metal.device_info()
+    info = mx.device_info()
     print(*(f"- {key}: {info[key]}" for key in sorted(info)), sep="\n")
     print(f"- copy bandwidth: {_copy_bandwidth() / 1e9:.0f} GB/s\n\n## Self-test\n")
     lines, right = self_test_lines(launcher, profile)

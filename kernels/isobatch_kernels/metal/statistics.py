@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -86,11 +86,9 @@ def row_statistics(
         threads=32,
     )
     temperatures = launcher.upload(step.inverse_temperatures)
-    numpy = launcher.arrays.numpy
     wants_sum = (step.statistics & Stat.NORMALIZER) != 0
     wants_quantile = (step.statistics & Stat.QUANTILE) != 0
-    normalizers = np.zeros(rows, np.float32)
-    quantile_ids = np.full(rows, -1, np.int32)
+    sampled: list[LibraryArray] = []
     if (wants_sum | wants_quantile).any():
         (sums,) = launcher.run(
             "chunk_sums",
@@ -98,15 +96,32 @@ def row_statistics(
             [(per_chunk, "float32")],
             (1, chunks, rows),
         )
-        z, ids = launcher.run(
+        sampled = launcher.run(
             "quantile",
             [logits, largest, temperatures, sums, launcher.upload(step.quantiles), sizes],
             [(per_row, "float32"), (per_row, "int32")],
             (1, rows, 1),
         )
-        normalizers[wants_sum] = numpy(z)[:rows][wants_sum]
-        quantile_ids[wants_quantile] = numpy(ids)[:rows][wants_quantile]
-    starts, top = _top_k(launcher, logits, largest, temperatures, width, step)
+    counts = np.where((step.statistics & Stat.TOP_K) != 0, step.top_k, 0).astype(np.int32)
+    found: list[LibraryArray] = []
+    if counts.any():
+        stride = max(MINIMUM, int(counts.max()))
+        shape = (rows, stride)
+        wanted = launcher.upload(counts)
+        found = launcher.run(
+            "top_k",
+            [logits, largest, temperatures, wanted, launcher.numbers(width, stride)],
+            [(shape, "int32"), (shape, "float32"), (shape, "float32")],
+            (1, rows, 1),
+        )
+    numpy = launcher.arrays.numpy
+    launcher.arrays.wait(logits, argmax, largest, *sampled, *found)
+    normalizers = np.zeros(rows, np.float32)
+    quantile_ids = np.full(rows, -1, np.int32)
+    if sampled:
+        normalizers[wants_sum] = numpy(sampled[0])[:rows][wants_sum]
+        quantile_ids[wants_quantile] = numpy(sampled[1])[:rows][wants_quantile]
+    starts, ids, values, weights = _ordered(counts, width, [numpy(a) for a in found])
     return RowResults(
         logits=numpy(logits),
         argmax_ids=numpy(argmax)[:rows],
@@ -114,45 +129,32 @@ def row_statistics(
         normalizers=normalizers,
         quantile_ids=quantile_ids,
         top_k_starts=starts,
-        top_k_ids=top[0],
-        top_k_logits=top[1],
-        top_k_weights=top[2],
+        top_k_ids=ids,
+        top_k_logits=values,
+        top_k_weights=weights,
     )
 
 
-def _top_k(
-    launcher: Launcher,
-    logits: LibraryArray,
-    largest: LibraryArray,
-    temperatures: LibraryArray,
-    width: int,
-    step: StepInput,
-) -> tuple[Int32, tuple[Int32, Float32, Float32]]:
-    """The kernel finds each row's K entries; the host puts them in order."""
-    rows = len(step.wanted)
-    counts = np.where((step.statistics & Stat.TOP_K) != 0, step.top_k, 0).astype(np.int32)
-    starts: npt.NDArray[np.int32] = np.zeros(rows + 1, np.int32)
+def _ordered(
+    counts: Int32, width: int, found: list[npt.NDArray[Any]]
+) -> tuple[Int32, Int32, Float32, Float32]:
+    """Starts, ids, logits and weights of each row's K entries by (logit descending, id ascending).
+
+    `found` has the entries as a set: ids, logits, weights, each (L, stride). Entries past the
+    vocabulary get no id, the logit -infinity and the weight +0.
+    """
+    starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     total = int(starts[-1])
     ids = np.full(total, -1, np.int32)
     values = np.full(total, -np.inf, np.float32)
     weights = np.zeros(total, np.float32)
-    if total == 0:
-        return starts, (ids, values, weights)
-    stride = max(MINIMUM, int(counts.max()))
-    shape = (rows, stride)
-    outputs = launcher.run(
-        "top_k",
-        [logits, largest, temperatures, launcher.upload(counts), launcher.numbers(width, stride)],
-        [(shape, "int32"), (shape, "float32"), (shape, "float32")],
-        (1, rows, 1),
-    )
-    found_ids, found_logits, found_weights = (launcher.arrays.numpy(a) for a in outputs)
     for row, count in enumerate(counts.tolist()):
         kept = min(count, width)
-        order = np.lexsort((found_ids[row, :kept], -found_logits[row, :kept]))
+        if kept == 0:
+            continue
+        row_ids, row_logits, row_weights = (part[row, :kept] for part in found)
+        order = np.lexsort((row_ids, -row_logits))
         at = slice(int(starts[row]), int(starts[row]) + kept)
-        ids[at] = found_ids[row, order]
-        values[at] = found_logits[row, order]
-        weights[at] = found_weights[row, order]
-    return starts, (ids, values, weights)
+        ids[at], values[at], weights[at] = row_ids[order], row_logits[order], row_weights[order]
+    return starts, ids, values, weights

@@ -43,7 +43,11 @@ class NumpyArrays:
         """A contiguous copy."""
         return np.ascontiguousarray(array[:, begin:end])
 
-    def wait(self, array: NumpyArray) -> None:
+    def rows(self, array: NumpyArray, begin: int, end: int) -> NumpyArray:
+        """A view."""
+        return array[begin:end]
+
+    def wait(self, *arrays: NumpyArray) -> None:
         """Computed already."""
 
     def numpy(self, array: NumpyArray) -> NumpyArray:
