@@ -34,12 +34,18 @@ class Random {
   float uniform(float low, float high) { return low + (high - low) * ((float)(next() >> 40) * 0x1p-24f); }
   template <class T, size_t N>
   const T& pick(const T (&values)[N]) { return values[below((int)N)]; }
+  template <class T>
+  const T& pick(const std::vector<T>& values) { return values[below((int)values.size())]; }
 
  private:
   uint64_t state_;
 };
 
-// Activations: outliers, zeros of both signs, runs near every floor, subnormal numbers; all finite.
+// Arguments of exp at its cut, and halfway between two integers of its range reduction.
+const std::vector<float>& exp_edges();
+
+// Activations: outliers, zeros of both signs, runs near every floor, subnormal numbers, values halfway between two
+// integers where quantisation or exp rounds; all finite.
 std::vector<float> random_row(Random& random, int n);
 std::vector<float> random_values(Random& random, int n, float size);
 // fp16 bits: mostly around one, some subnormal, some large, never NaN or infinite.
