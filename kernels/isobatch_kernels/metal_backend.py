@@ -115,6 +115,7 @@ class MetalBackend:
             ValueError: the program is malformed, or has a head of more than 256 dimensions.
         """
         dims = program.dimensions
+        self._open = True
         self._program = program
         self._limits = limits
         self._profile = profile or MetalProfile()
@@ -161,8 +162,10 @@ class MetalBackend:
         """Computes a step (see `step.Backend`).
 
         Raises:
-            ValueError: the step is malformed; nothing was written.
+            ValueError: the step is malformed, or the backend closed; nothing was written.
         """
+        if not self._open:
+            raise ValueError("[metal] the backend must be open, got a closed one")
         check_step(step, self._step_limits)
         begin = time.perf_counter_ns()
         work = self._prepare(step)
@@ -221,9 +224,11 @@ class MetalBackend:
         return self._pool.read_block(block_id)
 
     def close(self) -> None:
-        """Lets go of weights and cache."""
-        self._model = DeviceModel(self._arrays, replace(self._program, buffers=(), ops=()))
+        """Lets go of weights and cache; nothing runs afterwards."""
+        self._program = replace(self._program, buffers=(), ops=())
+        self._model = DeviceModel(self._arrays, self._program)
         self._pool = KeyValuePool(self._arrays, self._pool.layout, 0)
+        self._open = False
 
     # What follows is one step, in order.
 

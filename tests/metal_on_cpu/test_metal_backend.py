@@ -291,6 +291,14 @@ def test_a_malformed_step_is_refused_by_the_same_rule(change: dict[str, Any]) ->
     assert not any(pair.metal.read_block(b).any() for b in (0, 1, 3))
 
 
+def test_a_closed_backend_runs_nothing() -> None:
+    """Closing lets go of weights and cache."""
+    backend = metal_backend(PROGRAM, RUNS["plain"])
+    backend.close()
+    with pytest.raises(ValueError, match="must be open"):
+        backend.run(make_step([Row([1], 0, (0,))]))
+
+
 def test_class_id_parts_agree() -> None:
     """The table's digest is the CPU backend's."""
     pair = Pair(PROGRAM)

@@ -47,6 +47,8 @@ _FLAGS = [
     *("-Wno-pass-failed", "-Wno-unneeded-internal-declaration", "-fno-caret-diagnostics"),
     *("-Wno-deprecated-anon-enum-enum-conversion", "-Wno-unknown-pragmas"),
 ]
+# Headers are judged by content, through the name of the result, and not by the time of a checkout.
+_PRECOMPILE = ("-Xclang", "-fno-pch-timestamp", "-x", "c++-header")
 _CHECK = [
     *("-O1", "-DEMU_CHECK=1", "-fsanitize=thread", "-fno-vectorize", "-fno-slp-vectorize"),
     *("-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-atomics=0"),
@@ -120,9 +122,14 @@ def prepared_headers() -> Path:
     """MLX's Metal headers, rewritten for the shim, in the cache."""
     makers = [(HERE / "harness" / name).read_text() for name in ("mlx_text.py", "rewrite.py")]
     target = CACHE / f"mlx-{_digest(MLX_VERSION, *makers)}"
-    if not (target / "complete").exists():
-        prepare_headers(target)
-        (target / "complete").touch()
+    if not target.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(dir=CACHE))
+        prepare_headers(building)
+        try:
+            building.rename(target)
+        except OSError:  # another process was first
+            shutil.rmtree(building)
     return target
 
 
@@ -137,11 +144,10 @@ def _preamble(options: CompileOptions) -> Path:
     source = CACHE / f"preamble-{_digest(text)}.h"
     _publish(lambda name: Path(name).write_text(text), source)
     flags = options.flags()
-    target = (
-        CACHE / f"preamble-{_digest(text, _source_digest(), str(prepared_headers()), *flags)}.pch"
-    )
+    parts = (text, _source_digest(), str(prepared_headers()), *flags, *_PRECOMPILE)
+    target = CACHE / f"preamble-{_digest(*parts)}.pch"
     return _publish(
-        lambda name: _clang(*flags, *_includes(), "-x", "c++-header", str(source), "-o", name),
+        lambda name: _clang(*flags, *_includes(), *_PRECOMPILE, str(source), "-o", name),
         target,
     )
 
