@@ -153,8 +153,8 @@ def markdown(alone: list[Completion], found: list[Comparison]) -> str:
         "",
         "`tests/e2e/test_same_story.py` compares 300 tokens in every test run; this is the long",
         "form, run by hand. Equal means `==` on token ids and on digests of the whole fp32 logits",
-        "row of every token. The four requests of a chunk size run at once. The seconds are of a busy",
-        "machine and say nothing about speed.",
+        "row of every token. The four requests of a chunk size run at once. The seconds are of a",
+        "busy machine and say nothing about speed.",
         "",
         machine_facts.markdown()
         + f"- Model {alone[0].model}, numeric class {alone[0].numeric_class}",
