@@ -68,6 +68,8 @@ class PathCounter:
             else:
                 parts = [("other", rows)]
             counts.extend(
-                PathCount(op, path, self._unit, dispatches, n) for path, n in parts if n > 0
+                PathCount(op, path, self._unit, dispatches, dispatches * n)
+                for path, n in parts
+                if n > 0
             )
         return counts

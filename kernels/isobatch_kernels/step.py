@@ -57,7 +57,7 @@ class PathCount:
     path: str  # gemv, gemv_multi, gemm, attention_decode, attention_prefill, other
     unit: str  # scalar, avx2, vnni, amx, neon, metal, cuda
     dispatches: int
-    rows: int
+    rows: int  # over all dispatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,17 @@ import click
 from scheduler_service.cli.failures import EXIT_CONFIGURATION, Failure, interrupted
 from scheduler_service.runtime_paths import RuntimePathError
 
-_COMMANDS: Final = ("chat", "generate", "models", "pull", "serve", "stats", "tokenize")
+_COMMANDS: Final = (
+    "chat",
+    "config",
+    "generate",
+    "models",
+    "pull",
+    "serve",
+    "service",
+    "stats",
+    "tokenize",
+)
 
 
 class LazyGroup(click.Group):
