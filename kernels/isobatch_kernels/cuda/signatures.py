@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from isobatch_kernels.cuda.source import KernelSource
@@ -75,16 +76,17 @@ def stand_alone(kernel: KernelSource, template: dict[str, int], name: str) -> st
     return f"__global__ void {name}({', '.join(parameters)}) {{\n{constants}{kernel.body}\n}}\n"
 
 
-def translation_unit(kernel: KernelSource) -> str:
-    """Every variant of a kernel, ready for a CUDA compiler."""
+def translation_unit(kernels: Sequence[KernelSource]) -> str:
+    """Every variant of the kernels of one file, ready for a CUDA compiler."""
     shapes = (
         "#include <cstdint>\n"
         "template <class T> struct Sizes {\n"
         "T v[8]; __device__ T operator[](int i) const { return v[i]; } };\n"
         "using Shape = Sizes<int32_t>; using Strides = Sizes<int64_t>;\n"
     )
-    variants = VARIANTS.get(kernel.name, ({},))
     bodies = (
-        stand_alone(kernel, template, f"{kernel.name}_{i}") for i, template in enumerate(variants)
+        stand_alone(kernel, template, f"{kernel.name}_{i}")
+        for kernel in kernels
+        for i, template in enumerate(VARIANTS.get(kernel.name, ({},)))
     )
-    return shapes + kernel.header + "".join(bodies)
+    return shapes + kernels[0].header + "".join(bodies)

@@ -1,0 +1,141 @@
+"""Packing for the tensor cores: every integer and affine pair is where the kernels look for it."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from isobatch_kernels.cuda.tuning import MULTIPROCESSORS, choose_rows, choose_tiles
+from isobatch_kernels.cuda.weights import affine, pack_dense, pack_quantized, unpack
+from isobatch_kernels.program import DenseType, DenseWeight, QuantizedWeight
+from isobatch_kernels.self_test import random_weight
+
+FORMATS = [
+    *((4, 64, 64), (4, 32, 32), (4, 128, 64), (4, 16, 16), (3, 64, 32)),
+    *((5, 32, 32), (8, 32, 32), (8, 64, 64)),
+]
+
+
+def _integers(records: np.ndarray, storage: int, b: int, n: int) -> list[int]:
+    """Output n's integers as weights.cu places them, from (tiles, sub-blocks, words)."""
+    mmas = b // 16
+    lane_words = mmas if storage == 4 else 2 * mmas
+    piece = min(lane_words, 4)
+    found = []
+    for record in records[n // 16]:
+        for k in range(b):
+            lane = n % 8 * 4 + k // (b // 4)
+            mma, e = k % (b // 4) // 4, k % 4
+            half = n // 8 % 2
+            i = mma if storage == 4 else 2 * mma + half
+            word = int(record[(i // piece * 32 + lane) * piece + i % piece])
+            if storage == 4:
+                found.append(word >> (4 * ((e & 1) * 4 + (e >> 1) + 2 * half)) & 15)
+            else:
+                found.append((word >> (8 * e) & 255) - 128)
+    return found
+
+
+@pytest.mark.parametrize(("bits", "group", "b"), FORMATS)
+@pytest.mark.parametrize("half", [True, False])
+def test_every_integer_has_its_place(bits: int, group: int, b: int, half: bool) -> None:
+    """Two merged matrices, the first of which does not fill its last tile."""
+    rng = np.random.default_rng(bits * 1000 + group)
+    weights = [random_weight(rng, count, 3 * group, bits, group, half=half) for count in (21, 8)]
+    packed = pack_quantized(weights, b)
+    blocks = packed.num_inputs // b
+    records = np.array(packed.words).reshape(packed.tiles, blocks, packed.record_words)
+    expected = np.concatenate([np.array(unpack(w.packed, w.bits)).astype(int) for w in weights])
+    if bits == 8:
+        expected -= 128
+    scales, biases = (np.concatenate([np.array(affine(w)[i]) for w in weights]) for i in range(2))
+    quant_words = 32 * (b // 16) * (1 if packed.storage_bits == 4 else 2)
+    for n in range(29):
+        assert _integers(records, packed.storage_bits, b, n) == expected[n].tolist()
+        for j in range(blocks):
+            pairs = records[n // 16, j, quant_words:]
+            at = n % 8 * 2 + n // 8 % 2
+            if packed.scale_type == 2:
+                pair = pairs.view(np.float32)[2 * at : 2 * at + 2]
+            elif packed.scale_type == 0:
+                pair = pairs[at : at + 1].view(np.float16).astype(np.float32)
+            else:
+                pair = (pairs[at] << np.array([16, 0], np.uint32)).view(np.float32)
+                pair[1] = np.uint32(pairs[at] & 0xFFFF0000).view(np.float32)
+            assert pair.tolist() == [scales[n, j * b // group], biases[n, j * b // group]]
+
+
+def test_rows_past_the_last_output_are_zero() -> None:
+    """They are computed, and must not meet anything odd."""
+    weight = random_weight(np.random.default_rng(1), 3, 64, 4, 64, half=True)
+    packed = pack_quantized([weight], 64)
+    records = np.array(packed.words).reshape(1, 1, -1)
+    assert _integers(records, 4, 64, 5) == [0] * 64
+
+
+def test_eight_bits_are_centred() -> None:
+    """bias + 128*scale, and floors below 2^-24."""
+    weight = QuantizedWeight(
+        np.zeros((1, 8), np.uint32),
+        np.array([[2.0**-25]], np.float32),
+        np.array([[0.5]], np.float32),
+        8,
+        32,
+    )
+    assert [np.array(part).tolist() for part in affine(weight)] == [[[0.0]], [[0.5]]]
+    weight = QuantizedWeight(
+        weight.packed, np.array([[0.25]], np.float32), np.array([[0.5]], np.float32), 8, 32
+    )
+    assert np.array(affine(weight)[1]).tolist() == [[32.5]]
+
+
+def test_absurd_scales_are_refused() -> None:
+    """2^24 must fit on top of them."""
+    weight = QuantizedWeight(
+        np.zeros((1, 4), np.uint32), np.array([[2.0**110]], np.float32), None, 4, 32
+    )
+    with pytest.raises(ValueError, match="below 2\\^100"):
+        pack_quantized([weight], 32)
+
+
+@pytest.mark.parametrize("dtype", list(DenseType))
+def test_dense_matrices_lie_in_tiles_of_32(dtype: DenseType) -> None:
+    """[tile][input][output], zero past the last output."""
+    values = np.arange(35 * 6, dtype=np.float16).reshape(35, 6)
+    stored = (
+        values
+        if dtype is DenseType.FLOAT16
+        else np.array(mx.array(values).astype(mx.bfloat16).view(mx.uint16))
+    )
+    packed = pack_dense([DenseWeight(stored, dtype)])
+    assert packed.is_bfloat == (dtype is DenseType.BFLOAT16)
+    out = np.array(packed.values.astype(mx.float32))
+    assert out.shape == (2, 6, 32)
+    assert out[1, 4, 2] == values[34, 4]
+    assert not out[1, :, 3:].any()
+
+
+@pytest.mark.parametrize("outputs", [40, 896, 3584, 37888, 152064])
+def test_launches_cover_all_outputs_and_fit(outputs: int) -> None:
+    """Whatever the tuning says, shared memory must hold it, and equal kernels have equal sizes."""
+
+    class Sizes:
+        tiles = -(-outputs // 16)
+        record_words = 144
+        sub_block = 64
+
+    seen: dict[tuple[int, ...], int] = {}
+    for rows in range(1, 33):
+        shape = choose_rows(rows, Sizes())
+        assert shape.blocks[0] * 8 * shape.mt >= rows
+        assert shape.blocks[1] * shape.nt >= Sizes.tiles
+        assert shape.held >= min(rows, 8 * shape.mt)
+        assert shape.shared_memory <= 227 * 1024
+        key = (shape.nt, shape.mt, shape.held, shape.stages)
+        assert seen.setdefault(key, shape.shared_memory) == shape.shared_memory
+    for rows in (33, 64, 65, 500, 2048):
+        tiles = choose_tiles(rows, Sizes())
+        assert tiles.blocks[0] * 32 * tiles.parts >= rows
+        assert tiles.blocks[1] * 8 >= Sizes.tiles
+        assert tiles.stages >= 2
+        assert tiles.shared_memory <= 227 * 1024
+    assert MULTIPROCESSORS > 0
