@@ -17,6 +17,7 @@ from tests.metal_on_cpu.backends import metal_backend
 from tests.metal_on_cpu.cases import activations, linear
 from tests.metal_on_cpu.harness.kernel import EmulatedKernelFactory
 from tests.metal_on_cpu.harness.lint import address_space_errors, rule_errors
+from tests.metal_on_cpu.harness.rewrite import threadgroup_variables
 from tests.metal_on_cpu.harness.signature import parse_signature
 from tests.support.kernel_programs import Row, make_step
 
@@ -109,6 +110,14 @@ def test_the_lint_finds_breaches_of_rules(line: str) -> None:
     assert rule_errors(good) == []
     assert rule_errors(good + line) != []
     assert rule_errors(good.replace("contract(off)", "contract(on)")) != []
+
+
+def test_threadgroup_variables_stand_in_the_outermost_scope() -> None:
+    """Where Metal wants them: no open brace before the declaration."""
+    for name, kernel in load_kernels().items():
+        for begin, _, _ in threadgroup_variables(kernel.body):
+            before = kernel.body[:begin]
+            assert before.count("{") == before.count("}"), name
 
 
 def test_every_file_is_read() -> None:

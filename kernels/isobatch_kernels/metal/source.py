@@ -50,6 +50,16 @@ def _helpers(family: str, done: list[str]) -> str:
     return "".join(_helpers(used, done) for used in uses) + own
 
 
+def _body(section: str) -> str:
+    """What stands inside a kernel's outer braces, which MLX writes itself: threadgroup variables
+    belong into the outermost scope. Without comments, because MLX adds an argument for every
+    attribute whose name occurs in the body."""
+    code = re.sub(r"//[^\n]*", "", section).strip()
+    if not (code.startswith("{") and code.endswith("}")):
+        raise ValueError(f"[metal] a kernel's body must stand in braces, got {code[:40]!r}")
+    return code[1:-1]
+
+
 @functools.cache
 def load_kernels() -> dict[str, KernelSource]:
     """Every kernel by name."""
@@ -67,7 +77,6 @@ def load_kernels() -> dict[str, KernelSource]:
                 inputs=tuple(directives["inputs"].split()),
                 outputs=tuple(directives["outputs"].split()),
                 header=header,
-                # Without comments: MLX adds arguments for every name that occurs in the body.
-                body=re.sub(r"//[^\n]*", "", section),
+                body=_body(section),
             )
     return kernels
