@@ -21,6 +21,7 @@ _COMMANDS: Final = (
     "service",
     "stats",
     "tokenize",
+    "top",
 )
 
 

@@ -1,0 +1,126 @@
+"""`isobatch top`: a live view of both services, from their metrics pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from scheduler_service.cli import output, scrape
+from scheduler_service.cli.failures import EXIT_UNAVAILABLE, Failure
+from scheduler_service.cli.options import json_option
+
+_PORT = click.IntRange(1, 65535)
+
+
+@click.command("top")
+@click.option("--metrics-port", type=_PORT, default=9400, show_default=True, help="Scheduler's.")
+@click.option("--executor-metrics-port", type=_PORT, default=9401, show_default=True)
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds."
+)
+@click.option("--once", is_flag=True, help="Show one interval and exit.")
+@json_option
+def command(
+    metrics_port: int, executor_metrics_port: int, interval: float, once: bool, as_json: bool
+) -> None:
+    """Show throughput, latency, kernels and cache as they change, until Ctrl-C.
+
+    With --json, one interval as one line of JSON.
+    """
+    summaries = watch((metrics_port, executor_metrics_port), interval)
+    if as_json:
+        output.write_json(next(summaries))
+        return
+    if once:
+        for title, rows in tables(next(summaries)):
+            output.write_table(title, rows)
+        return
+    from rich.live import Live
+
+    with Live(auto_refresh=False, screen=False) as live:
+        for each in summaries:
+            live.update(_drawing(each), refresh=True)
+
+
+def watch(ports: tuple[int, int], interval: float) -> Iterator[dict[str, Any]]:
+    """Give a summary of each interval, for ever; raises Failure where neither service answers."""
+    before = [scrape.read(port) for port in ports]
+    if before == [None, None]:
+        raise Failure(
+            f"[top] a metrics page must answer on port {ports[0]} or {ports[1]}, got none",
+            EXIT_UNAVAILABLE,
+        )
+    while True:
+        time.sleep(interval)
+        now = [scrape.read(port) for port in ports]
+        changes = [
+            scrape.Change(old, new) if old is not None and new is not None else None
+            for old, new in zip(before, now, strict=True)
+        ]
+        yield scrape.summary(*changes)
+        before = now
+
+
+def tables(summary: dict[str, Any]) -> list[tuple[str, dict[str, str]]]:
+    """Return titles, and names and values below them."""
+    scheduler, executor = summary["scheduler"], summary["executor"]
+    return [
+        ("scheduler", _scheduler_rows(scheduler) if scheduler else {"state": "does not answer"}),
+        ("executor", _executor_rows(executor) if executor else {"state": "does not answer"}),
+    ]
+
+
+def _scheduler_rows(values: dict[str, Any]) -> dict[str, str]:
+    return {
+        "tokens/s": f"{values['generated_tokens_per_second']:,.1f} generated   "
+        f"{sum(values['prompt_tokens_per_second'].values()):,.1f} of prompts",
+        "requests": f"{values['running']:,.0f} running   {values['waiting']:,.0f} waiting",
+        "ended/s": _list(values["requests_per_second"], "{:.2f}"),
+        "first token": _seconds(values["time_to_first_token_seconds"]),
+        "between tokens": _seconds(values["inter_token_latency_seconds"]),
+        "step time": _list(values["step_phase_share"], "{:.0%}"),
+        "executor": "connected" if values["executor_connected"] else "not connected",
+        "memory": f"{values['resident_bytes'] / 2**20:,.0f} MiB",
+    }
+
+
+def _executor_rows(values: dict[str, Any]) -> dict[str, str]:
+    rows, speed = values["rows_per_step"], values["weight_bytes_per_second"]
+    mean = "" if rows is None else f"   {rows:.1f} rows each"
+    return {
+        "model": f"{values['model']} on {values['unit']}",
+        "steps/s": f"{values['steps_per_second']:,.1f}{mean}",
+        "linear layers": _list(values["linear_path_share"], "{:.0%}"),
+        "weights": "-" if speed is None else f"{speed / 1e9:,.1f} GB/s",
+        "cache blocks": _list(values["kv_blocks"], "{:,.0f}", keep_zero=True),
+        "bad rows": f"{values['non_finite_rows']:,.0f}",
+        "memory": f"{values['resident_bytes'] / 2**20:,.0f} MiB",
+    }
+
+
+def _list(values: dict[str, float], form: str, *, keep_zero: bool = False) -> str:
+    shown = [f"{name} {form.format(value)}" for name, value in values.items() if value or keep_zero]
+    return "   ".join(shown) or "-"
+
+
+def _seconds(values: dict[str, float | None]) -> str:
+    shown = [f"{name} {value * 1e3:,.0f} ms" for name, value in values.items() if value is not None]
+    return "   ".join(shown) or "-"
+
+
+def _drawing(summary: dict[str, Any]) -> Any:
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    parts = []
+    for title, rows in tables(summary):
+        table = Table.grid(padding=(0, 2))
+        for name, value in rows.items():
+            table.add_row(Text(name, style="bold"), Text(value))
+        parts.append(Panel(table, title=title, title_align="left"))
+    return Group(*parts)
