@@ -21,6 +21,7 @@ from benchmarks.cuda_steps import compare_with_cpu, measure_steps
 from benchmarks.cuda_table import ROWS, copy_bandwidth, measure_linear
 from isobatch_kernels.cuda_backend import cuda_available
 
+_DEVICE = ("device_name", "architecture", "total_memory")
 PARTS = ("equality", "steps", "linears")
 STEP_ROWS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 
@@ -35,7 +36,7 @@ def _version(name: str) -> str:
 def _environment() -> dict[str, Any]:
     driver = Path("/proc/driver/nvidia/version")
     return {
-        "device": {str(key): str(value) for key, value in mx.device_info().items()},
+        "device": {name: str(mx.device_info()[name]) for name in _DEVICE},
         "driver": driver.read_text().splitlines()[0] if driver.exists() else "unknown",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("mlx", "mlx-cuda-13", "mlx-lm", "numpy")},
