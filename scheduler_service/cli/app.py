@@ -14,6 +14,7 @@ from scheduler_service.runtime_paths import RuntimePathError
 _COMMANDS: Final = (
     "chat",
     "config",
+    "doctor",
     "generate",
     "models",
     "pull",

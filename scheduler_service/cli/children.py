@@ -23,12 +23,14 @@ def executor_child(
     *,
     model: str,
     listen: str,
-    metrics_port: int,
+    metrics_port: int | None,
     kv_memory_mb: int | None = None,
     threads: int | None = None,
 ) -> Child:
-    """Return the executor of a model, at a gRPC address."""
-    arguments = ["--model", model, "--listen", listen, "--metrics-port", str(metrics_port)]
+    """Return the executor of a model, at a gRPC address; what is None it decides itself."""
+    arguments = ["--model", model, "--listen", listen]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
     if kv_memory_mb is not None:
         arguments += ["--kv-memory-mb", str(kv_memory_mb)]
     if threads is not None:
@@ -36,9 +38,11 @@ def executor_child(
     return Child("executor", python_module("executor_service", *arguments))
 
 
-def scheduler_child(*, listen: str, executor: str, metrics_port: int) -> Child:
+def scheduler_child(*, listen: str, executor: str, metrics_port: int | None) -> Child:
     """Return the scheduler in front of the executor at a gRPC address."""
-    arguments = ["--listen", listen, "--executor", executor, "--metrics-port", str(metrics_port)]
+    arguments = ["--listen", listen, "--executor", executor]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
     return Child("scheduler", python_module("scheduler_service", *arguments))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import threading
@@ -11,7 +12,7 @@ from typing import Final
 
 import click
 
-from scheduler_service import runtime_paths
+from scheduler_service import runtime_paths, settings
 from scheduler_service.cli import children, output
 from scheduler_service.cli.failures import EXIT_CONFIGURATION, EXIT_FAILURE, Failure
 from scheduler_service.cli.options import EMBEDDED_MODEL
@@ -24,27 +25,28 @@ _PORT: Final = click.IntRange(0, 65535)
 
 
 @click.command("serve")
-@click.option("-m", "--model", default=EMBEDDED_MODEL, show_default=True, help="Name or path.")
+@click.option("-m", "--model", help=f"Name or path. Default: {EMBEDDED_MODEL}.")
 @click.option("--listen", metavar="ADDRESS", help="unix:PATH or HOST:PORT of the scheduler.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Short for --listen 127.0.0.1:PORT.")
 @click.option("--executor-socket", metavar="PATH", help="Socket between the two services.")
-@click.option("--metrics-port", type=_PORT, default=9400, show_default=True, help="0: off.")
-@click.option("--executor-metrics-port", type=_PORT, default=9401, show_default=True)
+@click.option("--metrics-port", type=_PORT, help="0: off. Default: 9400.")
+@click.option("--executor-metrics-port", type=_PORT, help="0: off. Default: 9401.")
 @click.option("--kv-memory-mb", type=click.IntRange(1), help="Size of the KV cache.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of the executor.")
 def command(
-    model: str,
+    model: str | None,
     listen: str | None,
     port: int | None,
     executor_socket: str | None,
-    metrics_port: int,
-    executor_metrics_port: int,
+    metrics_port: int | None,
+    executor_metrics_port: int | None,
     kv_memory_mb: int | None,
     threads: int | None,
 ) -> None:
     """Run scheduler and executor until Ctrl-C.
 
     A service that dies is started again. Ctrl-C lets running answers finish; a second one does not.
+    What no option says comes from variables and the configuration file: isobatch config show.
     """
     if listen is not None and port is not None:
         raise click.UsageError("--port is short for --listen: give one of them")
@@ -54,7 +56,8 @@ def command(
     executor = runtime_paths.unix_address(socket_path.absolute())
     if listen is None or executor_socket is None:
         runtime_paths.ensure_private_directory(runtime_paths.runtime_directory())
-    listen = listen or runtime_paths.default_scheduler_address()
+    listen = listen or asked("scheduler", "listen") or runtime_paths.default_scheduler_address()
+    model = model or asked("executor", "model") or EMBEDDED_MODEL
     for address in (listen, executor):
         _check_free(address)
     if model == EMBEDDED_MODEL:
@@ -86,6 +89,22 @@ def command(
     if failure is not None:
         is_configuration = failure.returncode == EXIT_CONFIGURATION
         raise Failure(str(failure), EXIT_CONFIGURATION if is_configuration else EXIT_FAILURE)
+
+
+def asked(section: str, name: str) -> str:
+    """Return what a variable, else the configuration file says; empty where neither does.
+
+    Only for what this command must know itself: the services read and check the rest.
+    """
+    variable = os.environ.get(f"ISOBATCH_{section.upper()}_{name.upper()}")
+    if variable is not None:
+        return variable
+    try:
+        document, _ = settings.read_file(os.environ)
+    except settings.SettingsError as error:
+        raise Failure(str(error), EXIT_CONFIGURATION) from None
+    value = document.get(section, {}).get(name, "")
+    return value if isinstance(value, str) else ""
 
 
 def _print_line(name: str, line: str) -> None:

@@ -13,9 +13,10 @@ from typing import Any, Final
 import click
 
 from scheduler_service import settings
-from scheduler_service.cli import output
+from scheduler_service.cli import children, output
+from scheduler_service.cli.config import effective
 from scheduler_service.cli.failures import EXIT_CONFIGURATION, EXIT_FAILURE, Failure
-from scheduler_service.cli.options import json_option
+from scheduler_service.cli.options import EMBEDDED_MODEL, json_option
 from scheduler_service.service_manager.spec import (
     NAMES,
     Manager,
@@ -121,8 +122,18 @@ def install(config: Path | None, is_printed: bool) -> None:
             file.write_text(_FIRST_FILE)
             output.note(f"wrote {file}")
         specs = make_specs(file, log_folder(), os.environ)
+        _prepare(file)
         manager().install(specs)
     output.note(f"installed {' and '.join(spec.name for spec in specs)}; logs in {log_folder()}")
+
+
+def _prepare(file: Path) -> None:
+    """Refuse a configuration that a service would refuse, and fetch the model that we can."""
+    arguments = ("--config", str(file))
+    effective("scheduler", *arguments)
+    rows = effective("executor", *arguments)
+    if any((row["name"], row["value"]) == ("model", EMBEDDED_MODEL) for row in rows):
+        children.pull(EMBEDDED_MODEL)
 
 
 def _verb(name: str, text: str, act: Callable[[Manager, tuple[str, ...]], None]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from scheduler_service.cli import app, service
+from scheduler_service.cli import app, children, service
 from scheduler_service.service_manager.launchd import Launchd
 from scheduler_service.service_manager.spec import Manager, Status
 from scheduler_service.service_manager.systemd import Systemd
@@ -31,6 +31,8 @@ def test_install_writes_configuration_and_files(
     system: Manager = Launchd(tmp_path, tool) if is_mac else Systemd(tmp_path / ".config", tool)
     monkeypatch.setattr(service, "manager", lambda: system)
     monkeypatch.setattr(service, "is_mac", lambda: is_mac)
+    pulled: list[str] = []
+    monkeypatch.setattr(children, "pull", pulled.append)
     config = tmp_path / ".config" / "isobatch" / "config.toml"
     printed = _run(tmp_path, "service", "install", "--print")
     assert printed.exit_code == 0
@@ -40,6 +42,7 @@ def test_install_writes_configuration_and_files(
     done = _run(tmp_path, "service", "install")
     assert done.exit_code == 0, done.output
     assert "[scheduler]" in config.read_text()
+    assert pulled == ["smollm2-135m-instruct"]
     logs = tmp_path / ("Library/Logs/isobatch" if is_mac else ".local/state/isobatch")
     assert f"logs in {logs}" in done.stderr
     if is_mac:
@@ -48,7 +51,7 @@ def test_install_writes_configuration_and_files(
         assert values["StandardOutPath"] == str(logs / "executor.output.log")
     config.write_text("[executor]\nthread = 1\n")
     again = _run(tmp_path, "service", "install")
-    assert again.exit_code == 0  # the services themselves know their keys
+    assert (again.exit_code, "did you mean threads?" in again.stderr) == (78, True)
     config.write_text("[executer]\n")
     refused = _run(tmp_path, "service", "install")
     assert (refused.exit_code, "did you mean executor?" in refused.stderr) == (78, True)

@@ -1,0 +1,144 @@
+"""What can be wrong on the executor's side, looked at without starting it.
+
+Usage: python -m executor_service.doctor [flags of the executor]
+
+Prints a JSON list of {name, state, detail, advice}; `state` is ok, warning or failed. The exit code
+is 0 whatever it finds. `isobatch doctor` shows the list with its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from executor_service import config
+from executor_service.engine.capabilities import package_version
+from executor_service.errors import ExecutorError, StartError
+from executor_service.models.registry import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+FAILED: Final = "failed"
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding."""
+
+    name: str
+    state: str
+    detail: str
+    advice: str = ""
+
+
+def check_mlx() -> list[Check]:
+    """Import MLX, which reads model files and drives Apple's GPU."""
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        return [
+            Check("mlx", FAILED, str(error), "Reinstall isobatch; macOS 14 or newer is needed.")
+        ]
+    is_metal = mx.metal.is_available()
+    found = [Check("mlx", OK, f"{package_version('mlx')}, Metal {'yes' if is_metal else 'no'}")]
+    if sys.platform == "darwin" and not is_metal:
+        found.append(
+            Check(
+                "metal", WARNING, "MLX sees no GPU", "Run natively, not under Rosetta or in a VM."
+            )
+        )
+    return found
+
+
+def check_kernels(unit: str) -> list[Check]:
+    """Load the native module and compare every unit of this machine with the reference."""
+    try:
+        from isobatch_kernels.dispatch import FAST_UNITS, available_units, choose_unit
+        from isobatch_kernels.self_test import NUM_CASES, first_difference
+    except ImportError as error:
+        advice = "Reinstall isobatch with a C++ compiler (Mac: xcode-select --install)."
+        return [Check("native module", FAILED, str(error), advice)]
+    units = available_units()
+    found = [Check("native module", OK, f"units {', '.join(units)}")]
+    tested = [each for each in FAST_UNITS if each in units]
+    differences = {each: first_difference(each) for each in tested}
+    wrong = {each: where for each, where in differences.items() if where is not None}
+    if wrong:
+        words = "; ".join(f"{each}: {where}" for each, where in wrong.items())
+        found.append(Check("self-test", WARNING, words, "A slower unit is used; please report it."))
+    else:
+        cases = NUM_CASES * len(tested)
+        found.append(Check("self-test", OK, f"{cases} cases equal on {', '.join(tested)}"))
+    try:
+        found.append(Check("unit", OK, choose_unit(unit)))
+    except (ValueError, RuntimeError) as error:
+        found.append(Check("unit", FAILED, str(error), "Set `unit` to auto."))
+    return found
+
+
+def check_model(settings: config.ExecutorConfig) -> list[Check]:
+    """Find the model's files and compare their size with the memory that is free."""
+    try:
+        location = locate(settings.model, settings.model_id or None)
+        size = _model_bytes(location.path)
+    except (ExecutorError, StartError, OSError) as error:
+        return [Check("model", FAILED, str(error), f"isobatch pull {settings.model}")]
+    free = psutil.virtual_memory().available
+    words = f"{location.path.name}: {size / _MIB:,.0f} MiB, {free / _MIB:,.0f} MiB of memory free"
+    found = [Check("model", OK, f"{settings.model} at {location.path}")]
+    # Weights are held once more in the kernels' own layout while they load.
+    if free < 2 * size + settings.kv_memory_mb * _MIB:
+        advice = "Close other programs, or take a smaller model or cache (kv_memory_mb)."
+        found.append(Check("memory", WARNING, words, advice))
+    else:
+        found.append(Check("memory", OK, words))
+    return found
+
+
+def _model_bytes(path: Path) -> int:
+    """Return the size of a model's weights; raises ModelError for a header that is damaged."""
+    from executor_service.models import gguf_header, safetensors_header
+    from executor_service.models.files import mapped
+
+    is_file = path.is_file()
+    weights = [path] if is_file else sorted(path.glob("*.safetensors"))
+    read = gguf_header.read_header if is_file else safetensors_header.read_header
+    for each in weights:
+        with mapped(each) as data:
+            read(data, str(each))
+    return sum(each.stat().st_size for each in weights)
+
+
+def run(arguments: Sequence[str]) -> list[Check]:
+    """Do every check; one that itself fails is a finding."""
+    try:
+        settings = config.load(arguments, os.environ)
+    except StartError as error:
+        advice = "isobatch config show --origin"
+        return [Check("executor configuration", FAILED, str(error), advice)]
+    found = [Check("executor configuration", OK, f"model {settings.model}, unit {settings.unit}")]
+    checks: dict[str, Callable[[], list[Check]]] = {
+        "mlx": check_mlx,
+        "native module": lambda: check_kernels(settings.unit),
+        "model": lambda: check_model(settings),
+    }
+    for name, check in checks.items():
+        try:
+            found += check()
+        except Exception as error:  # a check that breaks is what its user looks for
+            found.append(Check(name, FAILED, f"{type(error).__name__}: {error}"))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps([asdict(each) for each in run(sys.argv[1:])]))

@@ -1,0 +1,121 @@
+"""`isobatch doctor`: each finding, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from executor_service import doctor as executor_doctor
+from scheduler_service.cli import app, doctor
+from tests.support.scheduler_harness import socket_folder
+from tests.support.tiny_model import Storage, TinyShape, write_directory
+
+
+def _doctor(runtime: Path, *arguments: str, **more: str) -> Result:
+    environment = {"XDG_RUNTIME_DIR": str(runtime), "ISOBATCH_CONFIG": os.devnull, **more}
+    return CliRunner().invoke(app.cli, ["doctor", *arguments], env=environment)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_directory(folder, TinyShape(), Storage(4))
+    return folder
+
+
+@pytest.fixture
+def variables(model: Path) -> dict[str, str]:
+    """A configuration that is in order and disturbs nobody."""
+    return {
+        "ISOBATCH_EXECUTOR_MODEL": str(model),
+        "ISOBATCH_EXECUTOR_METRICS_PORT": "0",
+        "ISOBATCH_SCHEDULER_METRICS_PORT": "0",
+    }
+
+
+def test_a_machine_in_order(variables: dict[str, str]) -> None:
+    with socket_folder() as folder:
+        done = _doctor(folder, "--json", **variables)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["healthy"] is True
+    checks = {each["name"]: each for each in document["checks"]}
+    assert {
+        "system", "python", "versions", "scheduler configuration", "scheduler socket",
+        "executor socket", "scheduler metrics port", "executor configuration", "mlx",
+        "native module", "self-test", "unit", "model", "memory", "executor metrics port",
+    } <= checks.keys()  # fmt: skip
+    assert all(each["state"] in ("ok", "warning") for each in checks.values())
+    assert "cases equal" in checks["self-test"]["detail"]
+
+
+def test_what_is_wrong_is_named_with_advice(variables: dict[str, str], tmp_path: Path) -> None:
+    wrong = {
+        "ISOBATCH_SCHEDULER_MAX_NUM_SEQ": "1",
+        "ISOBATCH_EXECUTOR_MODEL": str(tmp_path / "gone.gguf"),
+    }
+    with socket_folder() as folder:
+        done = _doctor(folder, **{**variables, **wrong})
+    assert done.exit_code == 1
+    assert "did you mean ISOBATCH_SCHEDULER_MAX_NUM_SEQS?" in done.stdout
+    assert "FAILED  model: " in done.stdout
+    assert "isobatch pull" in done.stdout
+    assert "got scheduler configuration, model" in done.stderr
+
+
+def test_a_damaged_model_is_found_without_loading_it(tmp_path: Path) -> None:
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(b"GGUF\x03\x00")
+    (check,) = [
+        each for each in executor_doctor.run(["--model", str(file)]) if each.name == "model"
+    ]
+    assert check.state == "failed"
+    assert "cut.gguf" in check.detail
+
+
+def test_sockets() -> None:
+    with socket_folder() as folder:
+        path = folder / "s.sock"
+        os.chmod(folder, 0o755)
+        (shared,) = doctor.sockets("x", path)
+        assert (shared["state"], "chmod 700" in shared["advice"]) == ("failed", True)
+        os.chmod(folder, 0o700)
+        assert "nobody serves" in doctor.sockets("x", path)[0]["detail"]
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+            os.chmod(path, 0o666)
+            assert "left over" in doctor.sockets("x", path)[0]["detail"]
+            server.listen()
+            (open_,) = doctor.sockets("x", path)
+            assert (open_["state"], open_["advice"]) == ("warning", f"chmod 600 {path}")
+            os.chmod(path, 0o600)
+            (served,) = doctor.sockets("x", path)
+            assert (served["state"], served["advice"]) == ("ok", "")
+
+
+def test_ports() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        number = server.getsockname()[1]
+        server.listen()
+        server.close()
+        assert doctor.port("scheduler", number)["detail"] == f"{number} is free"
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        taken = doctor.port("scheduler", server.getsockname()[1])
+        assert (taken["state"], "another program" in taken["detail"]) == ("failed", True)
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[executor_doctor.Check]:
+        raise RuntimeError("no GPU today")
+
+    monkeypatch.setattr(executor_doctor, "check_mlx", broken)
+    found = {each.name: each for each in executor_doctor.run(["--model", "/gone.gguf"])}
+    assert found["mlx"].state == "failed"
+    assert found["mlx"].detail == "RuntimeError: no GPU today"
