@@ -22,7 +22,10 @@ class EngineThread:
     """Runs callables one after the other, in the order in which they were given."""
 
     def __init__(self, queue_size: int = QUEUE_SIZE) -> None:
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(queue_size)
+        # Its bound is kept by `submit`. It wakes its reader with one system call, where a Queue
+        # with a bound of its own takes two locks and a condition variable.
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue_size = queue_size
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._is_stopping = False
 
@@ -56,12 +59,12 @@ class EngineThread:
             else:
                 _deliver(loop, future, result=result)
 
-        try:
-            self._queue.put_nowait(job)
-        except queue.Full:
+        # Only the event loop's thread adds, so the number can only have shrunk since.
+        if self._queue.qsize() >= self._queue_size:
             raise EngineBusyError(
-                f"[engine] at most {self._queue.maxsize} requests may wait, got one more"
-            ) from None
+                f"[engine] at most {self._queue_size} requests may wait, got one more"
+            )
+        self._queue.put(job)
         return future
 
     def stop(self, last: Callable[[], None] | None = None) -> None:

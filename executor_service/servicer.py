@@ -95,7 +95,10 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
                     return
                 arrived_ns = time.perf_counter_ns()
                 stream.last_request = time.monotonic()
-                await context.write(await self._answer(ticket, message, arrived_ns))
+                if message.WhichOneof("message") == "step":
+                    await self._step(ticket, message.step, arrived_ns, context)
+                else:
+                    await context.write(await self._answer(ticket, message))
         except asyncio.CancelledError:
             if stream is None or stream.ended_by is None:
                 raise
@@ -120,12 +123,8 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
         )
         return ticket, pb.SessionResponse(started=started)
 
-    async def _answer(
-        self, ticket: int, message: pb.SessionRequest, arrived_ns: int
-    ) -> pb.SessionResponse:
+    async def _answer(self, ticket: int, message: pb.SessionRequest) -> pb.SessionResponse:
         match message.WhichOneof("message"):
-            case "step":
-                return await self._step(ticket, message.step, arrived_ns)
             case "open":
                 return await self._open(ticket, message.open)
             case "fetch_logits":
@@ -137,7 +136,9 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
             case _:
                 raise InvalidRequestError("[session] a message must be set, got none")
 
-    async def _step(self, ticket: int, step: rows_pb.Step, arrived_ns: int) -> pb.SessionResponse:
+    async def _step(
+        self, ticket: int, step: rows_pb.Step, arrived_ns: int, context: Context
+    ) -> None:
         host = self._host
         session = host.engine.session
         logs.bind(step_id=step.step_id)
@@ -146,9 +147,12 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
             lambda: session.step(ticket, request, time.perf_counter_ns() - arrived_ns)
         )
         total_ns = time.perf_counter_ns() - arrived_ns
-        result = wire.step_result(answer, host.executor_epoch, total_ns)
-        host.metrics.observe_step(request, answer, total_ns)
-        return pb.SessionResponse(step_result=result)
+        try:
+            result = wire.step_result(answer, host.executor_epoch, total_ns)
+            await context.write(pb.SessionResponse(step_result=result))
+        finally:
+            # After the answer, which the scheduler waits for.
+            host.metrics.observe_step(request, answer, total_ns)
 
     async def _open(self, ticket: int, message: rows_pb.OpenSequences) -> pb.SessionResponse:
         session = self._host.engine.session

@@ -6,7 +6,8 @@ what the values may be is `check_step`'s business.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,47 +82,140 @@ def _optional(
 ) -> npt.NDArray[_Scalar]:
     """Read an array of `count` elements that may be left out."""
     if not data:
-        return np.full(count, default, dtype)
+        return np.frombuffer(np.full(count, default, dtype).tobytes(), dtype)
+    return _array(field, data, dtype, count)
+
+
+def _required(
+    field: str, data: bytes, dtype: np.dtype[_Scalar], count: int, _default: int
+) -> npt.NDArray[_Scalar]:
     return _array(field, data, dtype, count)
 
 
 def read_step(step: pb.Step) -> StepRequest:
-    """Decode a step; raises InvalidStepError for an array of the wrong length."""
-    sequence_ids = _array("row_sequence_ids", step.row_sequence_ids, _U64)
-    rows = len(sequence_ids)
-    sources = _optional("row_token_sources", step.row_token_sources, _U8, rows, Source.LITERAL)
-    # Without outputs as sources the two arrays may be left out, and only then.
-    literal = not (sources == Source.STEP_OUTPUT).any()
-    wanted = _array("wanted_token_indexes", step.wanted_token_indexes, _I32)
-    count = len(wanted)
+    """Decode a step; raises InvalidStepError for an array of the wrong length.
+
+    Fields whose bytes are those of the step before give the same (read-only) arrays again.
+    """
+    rows = _read_rows(
+        step.row_sequence_ids,
+        step.row_generations,
+        step.row_num_tokens,
+        step.row_token_sources,
+        step.row_source_steps,
+        step.row_source_wanted,
+    )
+    questions = _read_questions(
+        step.wanted_token_indexes,
+        step.wanted_statistics,
+        step.wanted_top_k,
+        step.wanted_inverse_temperatures,
+        step.named_starts,
+        step.named_ids,
+        step.edit_starts,
+        step.edit_ids,
+        step.edit_values,
+    )
+    num_rows, num_wanted = len(rows.sequence_ids), len(questions.wanted)
     return StepRequest(
         step_id=step.step_id,
         model_id=step.model_id,
         released=_array("released_sequence_ids", step.released_sequence_ids, _U64),
-        sequence_ids=sequence_ids,
-        generations=_array("row_generations", step.row_generations, _U32, rows),
-        start_positions=_array("row_start_positions", step.row_start_positions, _I32, rows),
-        num_tokens=_array("row_num_tokens", step.row_num_tokens, _I32, rows),
-        sources=sources,
-        source_steps=_optional("row_source_steps", step.row_source_steps, _U64, rows, 0)
-        if literal
-        else _array("row_source_steps", step.row_source_steps, _U64, rows),
-        source_wanted=_optional("row_source_wanted", step.row_source_wanted, _I32, rows, 0)
-        if literal
-        else _array("row_source_wanted", step.row_source_wanted, _I32, rows),
+        sequence_ids=rows.sequence_ids,
+        generations=rows.generations,
+        start_positions=_array("row_start_positions", step.row_start_positions, _I32, num_rows),
+        num_tokens=rows.num_tokens,
+        sources=rows.sources,
+        source_steps=rows.source_steps,
+        source_wanted=rows.source_wanted,
         token_ids=_array("token_ids", step.token_ids, _I32),
-        wanted=wanted,
-        statistics=_array("wanted_statistics", step.wanted_statistics, _U32, count),
-        top_k=_array("wanted_top_k", step.wanted_top_k, _I32, count),
+        wanted=questions.wanted,
+        statistics=questions.statistics,
+        top_k=questions.top_k,
+        inverse_temperatures=questions.inverse_temperatures,
+        quantiles=_array("wanted_quantiles", step.wanted_quantiles, _F32, num_wanted),
+        named_starts=questions.named_starts,
+        named_ids=questions.named_ids,
+        edit_starts=questions.edit_starts,
+        edit_ids=questions.edit_ids,
+        edit_values=questions.edit_values,
+    )
+
+
+class _Rows(NamedTuple):
+    sequence_ids: npt.NDArray[np.uint64]
+    generations: npt.NDArray[np.uint32]
+    num_tokens: Int32
+    sources: npt.NDArray[np.uint8]
+    source_steps: npt.NDArray[np.uint64]
+    source_wanted: Int32
+
+
+class _Questions(NamedTuple):
+    wanted: Int32
+    statistics: npt.NDArray[np.uint32]
+    top_k: Int32
+    inverse_temperatures: npt.NDArray[np.float32]
+    named_starts: Int32
+    named_ids: Int32
+    edit_starts: Int32
+    edit_ids: Int32
+    edit_values: npt.NDArray[np.float32]
+
+
+# While the same requests decode, these two come with the same bytes in every step.
+@functools.lru_cache(maxsize=2)
+def _read_rows(
+    sequence_ids: bytes,
+    generations: bytes,
+    num_tokens: bytes,
+    sources: bytes,
+    source_steps: bytes,
+    source_wanted: bytes,
+) -> _Rows:
+    ids = _array("row_sequence_ids", sequence_ids, _U64)
+    count = len(ids)
+    kinds = _optional("row_token_sources", sources, _U8, count, Source.LITERAL)
+    # Without outputs as sources the two arrays may be left out, and only then.
+    is_literal = Source.STEP_OUTPUT not in kinds.tobytes()
+    read = _optional if is_literal else _required
+    return _Rows(
+        sequence_ids=ids,
+        generations=_array("row_generations", generations, _U32, count),
+        num_tokens=_array("row_num_tokens", num_tokens, _I32, count),
+        sources=kinds,
+        source_steps=read("row_source_steps", source_steps, _U64, count, 0),
+        source_wanted=read("row_source_wanted", source_wanted, _I32, count, 0),
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _read_questions(
+    wanted: bytes,
+    statistics: bytes,
+    top_k: bytes,
+    inverse_temperatures: bytes,
+    named_starts: bytes,
+    named_ids: bytes,
+    edit_starts: bytes,
+    edit_ids: bytes,
+    edit_values: bytes,
+) -> _Questions:
+    positions = _array("wanted_token_indexes", wanted, _I32)
+    count = len(positions)
+    edits = _array("edit_ids", edit_ids, _I32)
+    return _Questions(
+        wanted=positions,
+        statistics=_array("wanted_statistics", statistics, _U32, count),
+        top_k=_array("wanted_top_k", top_k, _I32, count),
         inverse_temperatures=_array(
-            "wanted_inverse_temperatures", step.wanted_inverse_temperatures, _F32, count
+            "wanted_inverse_temperatures", inverse_temperatures, _F32, count
         ),
-        quantiles=_array("wanted_quantiles", step.wanted_quantiles, _F32, count),
-        named_starts=_optional("named_starts", step.named_starts, _I32, count + 1, 0),
-        named_ids=_array("named_ids", step.named_ids, _I32),
-        edit_starts=_optional("edit_starts", step.edit_starts, _I32, count + 1, 0),
-        edit_ids=(edit_ids := _array("edit_ids", step.edit_ids, _I32)),
-        edit_values=_array("edit_values", step.edit_values, _F32, len(edit_ids)),
+        named_starts=_optional("named_starts", named_starts, _I32, count + 1, 0),
+        named_ids=_array("named_ids", named_ids, _I32),
+        edit_starts=_optional("edit_starts", edit_starts, _I32, count + 1, 0),
+        edit_ids=edits,
+        edit_values=_array("edit_values", edit_values, _F32, len(edits)),
     )
 
 
@@ -216,8 +310,9 @@ def step_result(answer: StepAnswer, executor_epoch: int, total_ns: int) -> pb.St
     result.digests = results.digests
     result.timings.forward_ns = results.forward_ns
     result.timings.statistics_ns = results.statistics_ns
-    result.kernel_paths.extend(_path(count) for count in results.paths)
-    result.non_finite_details.extend(results.non_finite_details)
+    result.kernel_paths.extend(map(_path, results.paths))
+    if results.non_finite_details:
+        result.non_finite_details.extend(results.non_finite_details)
     return result
 
 
@@ -232,6 +327,8 @@ def _bytes(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
     return values.astype(dtype, copy=False).tobytes()
 
 
+# Steps of one size dispatch the same kernels.
+@functools.lru_cache(maxsize=256)
 def _path(count: PathCount) -> pb.KernelPathCount:
     return pb.KernelPathCount(
         op=KERNEL_OPS.get(count.op, pb.KERNEL_OP_UNSPECIFIED),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from executor_service.engine.step_request import Float32, Int32
+    from executor_service.engine.step_request import Float32, Int32, UInt32
     from isobatch_kernels.step import Backend, StepOutput
 
     Bools = npt.NDArray[np.bool_]
@@ -43,7 +43,8 @@ class ModelRunner:
         self._backend = backend
         self._output: StepOutput | None = None
         self._request: StepRequest | None = None
-        self._chosen: Int32 = np.zeros(0, np.int32)
+        self._results: StepResults | None = None
+        self._asked = _Asked(np.zeros(0, np.uint32))
 
     def run(self, request: StepRequest, token_ids: Int32, block_tables: Int32) -> StepResults:
         """Compute a checked step with at least one row."""
@@ -51,29 +52,28 @@ class ModelRunner:
         step = build_step_input(request, token_ids, block_tables)
         output = self._backend.run(step)
         self._output, self._request = output, request
-        argmax = _where_asked(request, _ARGMAX, output.argmax_ids)
-        quantile = _where_asked(request, _QUANTILE, output.quantile_ids)
-        # Draws win over the argmax: who asks for both samples and reports.
-        self._chosen = np.where(quantile >= 0, quantile, argmax).astype(np.int32)
-        finite = output.non_finite_ops < 0
-        self._chosen[~_finite_wanted(request, finite)] = -1
-        return StepResults(
-            row_outcomes=np.where(finite, _COMPUTED, _NON_FINITE),
-            non_finite_details=tuple(self._name(int(op)) for op in output.non_finite_ops[~finite]),
-            argmax_ids=argmax,
+        asked = self._asked
+        if request.statistics is not asked.statistics or request.statistics.flags.writeable:
+            asked = self._asked = _Asked(request.statistics)
+        bad_ops = output.non_finite_ops[output.non_finite_ops >= 0].tolist()
+        self._results = results = StepResults(
+            row_outcomes=np.where(output.non_finite_ops < 0, _COMPUTED, _NON_FINITE),
+            non_finite_details=tuple(map(self._name, bad_ops)),
+            argmax_ids=_where(asked.argmax, output.argmax_ids),
             max_logits=output.max_logits.copy(),
-            quantile_ids=quantile,
+            quantile_ids=_where(asked.quantile, output.quantile_ids),
             normalizers=output.normalizers.copy(),
             top_k_starts=output.top_k_starts.copy(),
             top_k_ids=output.top_k_ids.copy(),
             top_k_logits=output.top_k_logits.copy(),
             top_k_weights=output.top_k_weights.copy(),
             named_logits=_named_logits(request, output.logits),
-            digests=_digests(request, output.logits),
+            digests=_digests(asked.digest, output.logits),
             forward_ns=output.forward_ns,
             statistics_ns=output.statistics_ns,
             paths=tuple(output.paths),
         )
+        return results
 
     def chosen(self, step_id: int, wanted_index: int) -> int | None:
         """Return the token that a computed step chose at a wanted position.
@@ -81,14 +81,21 @@ class ModelRunner:
         -1 where that row was not finite; None when the step is not the last computed one, or chose
         nothing there.
         """
-        request = self._request
-        if request is None or request.step_id != step_id:
+        request, results = self._request, self._results
+        if request is None or results is None or request.step_id != step_id:
             return None
-        if not 0 <= wanted_index < len(self._chosen):
+        if not 0 <= wanted_index < len(request.wanted):
             return None
         if not int(request.statistics[wanted_index]) & int(_ARGMAX | _QUANTILE):
             return None
-        return int(self._chosen[wanted_index])
+        row = np.searchsorted(
+            np.cumsum(request.num_tokens), request.wanted[wanted_index], side="right"
+        )
+        if results.row_outcomes[row] == _NON_FINITE:
+            return -1
+        # Draws win over the argmax: who asks for both samples and reports.
+        quantile_id = int(results.quantile_ids[wanted_index])
+        return quantile_id if quantile_id >= 0 else int(results.argmax_ids[wanted_index])
 
     def forget_logits(self) -> None:
         """Let the last step's logits go: the backend may write over them."""
@@ -96,7 +103,7 @@ class ModelRunner:
 
     def forget(self) -> None:
         """Let everything of the last step go."""
-        self._output = self._request = None
+        self._output = self._request = self._results = None
 
     def logits(self, step_id: int, wanted_indexes: Int32, max_bytes: int) -> bytes:
         """Return rows (len(wanted_indexes), vocab_size) fp32 of the last step, as bytes."""
@@ -128,26 +135,43 @@ class ModelRunner:
         return self._op_names[op] if op < len(self._op_names) else f"op {op}"
 
 
-def _where_asked(request: StepRequest, statistic: np.uint32, ids: Int32) -> Int32:
-    asked = (request.statistics & statistic) != 0
-    return np.where(asked, ids, -1).astype(np.int32)
+class _Asked:
+    """Which of a step's wanted positions asked for what; the next step often asks the same."""
+
+    def __init__(self, statistics: UInt32) -> None:
+        self.statistics = statistics
+        self.argmax = _mask(statistics, _ARGMAX)
+        self.quantile = _mask(statistics, _QUANTILE)
+        self.digest = _mask(statistics, _DIGEST)
 
 
-def _finite_wanted(request: StepRequest, finite_rows: Bools) -> Bools:
-    """Return (L,) bool: whether each wanted position's row is finite."""
-    ends = np.cumsum(request.num_tokens)
-    return np.asarray(finite_rows[np.searchsorted(ends, request.wanted, side="right")])
+def _mask(statistics: UInt32, statistic: np.uint32) -> Bools | bool:
+    """Return (L,) bool, or one for all where they agree."""
+    asked = (statistics & statistic) != 0
+    if asked.all():
+        return True
+    return asked if asked.any() else False
+
+
+def _where(asked: Bools | bool, ids: Int32) -> Int32:
+    """Return a copy of (L,) ids, -1 where not asked."""
+    if asked is True:
+        return ids.copy()
+    if asked is False:
+        return np.full(len(ids), -1, np.int32)
+    return np.where(asked, ids, np.int32(-1))
 
 
 def _named_logits(request: StepRequest, logits: Float32) -> Float32:
+    if not len(request.named_ids):
+        return np.zeros(0, np.float32)
     rows = np.repeat(np.arange(len(request.wanted)), np.diff(request.named_starts))
     return np.asarray(logits[rows, request.named_ids], np.float32)
 
 
-def _digests(request: StepRequest, logits: Float32) -> bytes:
+def _digests(asked: Bools | bool, logits: Float32) -> bytes:
     """Return BLAKE2b of each wanted position's fp32 bytes, 16 bytes; zeros where not asked."""
-    asked = (request.statistics & _DIGEST) != 0
-    if not asked.any():
+    if asked is False:
         return b""
     return b"".join(
         hashlib.blake2b(
@@ -155,5 +179,5 @@ def _digests(request: StepRequest, logits: Float32) -> bytes:
         ).digest()
         if wants
         else bytes(DIGEST_BYTES)
-        for index, wants in enumerate(asked)
+        for index, wants in enumerate(np.broadcast_to(asked, len(logits)))
     )

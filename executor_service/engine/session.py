@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from executor_service.engine.step_check import StepChecker
 from executor_service.engine.step_request import (
     Outcome,
     RowOutcome,
     Source,
     StepAnswer,
-    check_step,
 )
 from executor_service.errors import (
     InvalidRequestError,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 # Running sequences, the ones that the next step gives back, and room for a scheduler's slack.
 OPEN_SEQUENCES_PER_ROW = 4
+_STEP_OUTPUT = int(Source.STEP_OUTPUT)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +78,7 @@ class Session:
         self._runner = runner
         self._cache = cache
         self._limits = limits
+        self._checker = StepChecker(limits)
         self._scheduler_epoch = 0
         self._ticket = 0
         self._last_step_id = 0
@@ -166,10 +168,11 @@ class Session:
                 f"[step] step_id must be {self._last_step_id + 1}, got {request.step_id}"
             )
         self._check_model(request.model_id)
-        check_step(request, self._limits)
+        self._checker.check(request)
         rows = self._rows(request)
         token_ids, poisoned = self._resolve_tokens(request)
-        self._release(request.released.tolist())
+        if len(request.released):
+            self._release(request.released.tolist())
         sequence_ids = request.sequence_ids.tolist()
         ends = (request.start_positions + request.num_tokens).tolist()
         results: StepResults | None = None
@@ -251,9 +254,9 @@ class Session:
 
     def _resolve_tokens(self, request: StepRequest) -> tuple[Int32, list[int]]:
         """Return (T,) ids with STEP_OUTPUT rows filled in, and rows whose source is not finite."""
-        outputs = np.flatnonzero(request.sources == Source.STEP_OUTPUT)
-        if not outputs.size:
+        if _STEP_OUTPUT not in request.sources.tobytes():
             return request.token_ids, []
+        outputs = np.flatnonzero(request.sources == _STEP_OUTPUT)
         token_ids = request.token_ids.copy()
         starts = np.cumsum(request.num_tokens) - request.num_tokens
         poisoned: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +20,14 @@ def build_step_input(request: StepRequest, token_ids: Int32, block_tables: Int32
     end of a row's blocks.
     """
     lengths = request.num_tokens
-    query_start_loc = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=query_start_loc[1:])
-    # A token's position is its row's start plus its distance from the row's first token.
-    offsets = np.repeat(request.start_positions - query_start_loc[:-1], lengths)
-    positions = (np.arange(len(token_ids), dtype=np.int32) + offsets).astype(np.int32)
+    if len(token_ids) == len(lengths):  # one token a row
+        query_start_loc, positions = _counting_to(len(lengths)), request.start_positions
+    else:
+        query_start_loc = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=query_start_loc[1:])
+        # A token's position is its row's start plus its distance from the row's first token.
+        offsets = np.repeat(request.start_positions - query_start_loc[:-1], lengths)
+        positions = (np.arange(len(token_ids), dtype=np.int32) + offsets).astype(np.int32)
     return StepInput(
         token_ids=token_ids,
         positions=positions,
@@ -38,3 +42,10 @@ def build_step_input(request: StepRequest, token_ids: Int32, block_tables: Int32
         edit_ids=request.edit_ids,
         edit_values=request.edit_values,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _counting_to(last: int) -> Int32:
+    numbers = np.arange(last + 1, dtype=np.int32)
+    numbers.setflags(write=False)
+    return numbers

@@ -33,6 +33,10 @@ from isobatch_kernels.program import (
 )
 from isobatch_kernels.step import Float32, Int32, Stat, StepInput, StepOutput
 
+# As a numpy scalar: members of an enum cost a microsecond each time they are looked up.
+_TOP_K = np.uint32(Stat.TOP_K)
+_NO_LOGITS = np.empty((0, 0), dtype=np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class CpuLimits:
@@ -116,35 +120,42 @@ class CpuBackend:
             ValueError: the step is malformed; nothing was written.
         """
         engine = self._open_engine()
-        wanted = len(step.wanted)
-        asked = np.where((step.statistics & Stat.TOP_K) != 0, step.top_k, 0)
+        wanted, rows = len(step.wanted), len(step.query_start_loc) - 1
         starts = np.zeros(wanted + 1, dtype=np.int32)
-        np.cumsum(asked, out=starts[1:])
+        if step.top_k.any():
+            np.cumsum(np.where((step.statistics & _TOP_K) != 0, step.top_k, 0), out=starts[1:])
         entries = max(0, int(starts[-1]))
-        output = _empty_output(wanted, len(step.query_start_loc) - 1, entries)
+        argmax_ids = np.empty(wanted, dtype=np.int32)
+        max_logits = np.empty(wanted, dtype=np.float32)
+        normalizers = np.zeros(wanted, dtype=np.float32)
+        quantile_ids = np.full(wanted, -1, dtype=np.int32)
+        top_k_ids = np.empty(entries, dtype=np.int32)
+        top_k_logits = np.empty(entries, dtype=np.float32)
+        top_k_weights = np.empty(entries, dtype=np.float32)
+        non_finite_ops = np.empty(rows, dtype=np.int32)
         forward_ns, statistics_ns = engine.run(
             *_contiguous(step),
-            output.argmax_ids,
-            output.max_logits,
-            output.normalizers,
-            output.quantile_ids,
+            argmax_ids,
+            max_logits,
+            normalizers,
+            quantile_ids,
             starts,
-            output.top_k_ids,
-            output.top_k_logits,
-            output.top_k_weights,
-            output.non_finite_ops,
+            top_k_ids,
+            top_k_logits,
+            top_k_weights,
+            non_finite_ops,
         )
         return StepOutput(
-            logits=engine.logits(wanted) if wanted else output.logits,
-            argmax_ids=output.argmax_ids,
-            max_logits=output.max_logits,
-            normalizers=output.normalizers,
-            quantile_ids=output.quantile_ids,
+            logits=engine.logits(wanted) if wanted else _NO_LOGITS,
+            argmax_ids=argmax_ids,
+            max_logits=max_logits,
+            normalizers=normalizers,
+            quantile_ids=quantile_ids,
             top_k_starts=starts,
-            top_k_ids=output.top_k_ids,
-            top_k_logits=output.top_k_logits,
-            top_k_weights=output.top_k_weights,
-            non_finite_ops=output.non_finite_ops,
+            top_k_ids=top_k_ids,
+            top_k_logits=top_k_logits,
+            top_k_weights=top_k_weights,
+            non_finite_ops=non_finite_ops,
             forward_ns=forward_ns,
             statistics_ns=statistics_ns,
             paths=self._paths.count(step),
@@ -193,24 +204,6 @@ def _contiguous(step: StepInput) -> Iterator[npt.NDArray[np.generic]]:
         (step.edit_values, np.float32),
     ):
         yield np.ascontiguousarray(array, dtype=dtype)
-
-
-def _empty_output(wanted: int, rows: int, entries: int) -> StepOutput:
-    return StepOutput(
-        logits=np.empty((0, 0), dtype=np.float32),
-        argmax_ids=np.empty(wanted, dtype=np.int32),
-        max_logits=np.empty(wanted, dtype=np.float32),
-        normalizers=np.zeros(wanted, dtype=np.float32),
-        quantile_ids=np.full(wanted, -1, dtype=np.int32),
-        top_k_starts=np.empty(0, dtype=np.int32),
-        top_k_ids=np.empty(entries, dtype=np.int32),
-        top_k_logits=np.empty(entries, dtype=np.float32),
-        top_k_weights=np.empty(entries, dtype=np.float32),
-        non_finite_ops=np.empty(rows, dtype=np.int32),
-        forward_ns=0,
-        statistics_ns=0,
-        paths=(),
-    )
 
 
 class _Builder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -53,14 +54,21 @@ class PathCounter:
                     isinstance(op, NormQuantize | Linear) and op.wanted_only
                 )
                 self._ops[name, wanted] += 1
+        # Steps of one size count the same.
+        self._count = functools.lru_cache(maxsize=64)(self._count_sizes)
 
     def count(self, step: StepInput) -> Sequence[PathCount]:
         """The dispatches of one step."""
+        num_tokens = len(step.token_ids)
+        decode = num_tokens
+        if num_tokens != len(step.query_start_loc) - 1:
+            decode = int((np.diff(step.query_start_loc) == 1).sum())
+        return self._count(num_tokens, len(step.wanted), decode)
+
+    def _count_sizes(self, num_tokens: int, num_wanted: int, decode: int) -> Sequence[PathCount]:
         counts: list[PathCount] = []
-        lengths = np.diff(step.query_start_loc)
-        decode = int((lengths == 1).sum())
         for (op, wanted), dispatches in self._ops.items():
-            rows = len(step.wanted) if wanted else len(step.token_ids)
+            rows = num_wanted if wanted else num_tokens
             if op == "paged_attention":
                 parts = [("attention_decode", decode), ("attention_prefill", rows - decode)]
             elif op == "linear":
@@ -72,4 +80,4 @@ class PathCounter:
                 for path, n in parts
                 if n > 0
             )
-        return counts
+        return tuple(counts)

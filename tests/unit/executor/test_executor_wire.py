@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from executor_service import wire
+from executor_service.engine.step_check import check_step
 from executor_service.engine.step_request import (
     Outcome,
     RowOutcome,
     StepAnswer,
-    check_step,
 )
 from executor_service.errors import InvalidRequestError, InvalidStepError
 from executor_service.kv_cache.manager import KvOccupancy
@@ -54,6 +54,18 @@ def test_reads_a_step() -> None:
     assert request.source_steps.tolist() == [0, 0]
     assert request.inverse_temperatures.tolist() == [1, 1.25]
     assert request.named_starts.tolist() == request.edit_starts.tolist() == [0, 0, 0]
+
+
+def test_steps_that_differ_in_tokens_share_the_other_arrays() -> None:
+    first = wire.read_step(_step())
+    again = wire.read_step(_step(token_ids=_pack("<i4", 1, 2, 3)))
+    other = wire.read_step(_step(wanted_top_k=_pack("<i4", 2, 4)))
+    for name in ("sequence_ids", "num_tokens", "sources", "wanted", "statistics", "edit_starts"):
+        assert getattr(again, name) is getattr(first, name)
+        assert not getattr(again, name).flags.writeable
+    assert again.token_ids.tolist() == [1, 2, 3]
+    assert other.top_k.tolist() == [2, 4]
+    assert other.statistics.tolist() == first.statistics.tolist()
 
 
 def test_reads_a_step_of_releases_alone() -> None:

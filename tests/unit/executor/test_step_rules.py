@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from executor_service.engine.step_check import StepChecker, check_step
 from executor_service.engine.step_input import build_step_input
-from executor_service.engine.step_request import StepRequest, check_step
+from executor_service.engine.step_request import StepRequest
 from executor_service.errors import InvalidStepError
 from isobatch_kernels.step import Stat
 from tests.support.steps import LIMITS, Row, Want, step_request
@@ -102,3 +103,59 @@ def test_good_is_what_the_cases_change() -> None:
     """The cases above each break one rule of a step that keeps all of them."""
     assert isinstance(GOOD, StepRequest)
     assert (GOOD.num_tokens.tolist(), GOOD.wanted.tolist()) == ([3, 1, 1], [2, 3, 4])
+
+
+def _frozen() -> StepRequest:
+    """A decode step as it comes from the wire: arrays that cannot change."""
+    request = step_request(1, [Row(1, (5,), 4), Row(2, (6,), 5)])
+    for array in (getattr(request, field.name) for field in fields(request)):
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return request
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_id": 0},
+        {"token_ids": _int32(5, 50)},
+        {"token_ids": _int32(-1, 5)},
+        {"token_ids": _int32(5, 6, 7)},
+        {"start_positions": _int32(4, -1)},
+        {"start_positions": _int32(20, 5)},
+        {"quantiles": np.array([0, 1], np.float32)},
+        {"quantiles": np.array([np.nan, 0], np.float32)},
+        {"released": np.array([2], np.uint64)},
+        {"sequence_ids": np.array([1, 1], np.uint64)},
+        {"num_tokens": _int32(2, 1)},
+        {"sources": np.array([1, 3], np.uint8)},
+        {"statistics": np.array([128, 1], np.uint32)},
+        {"top_k": _int32(1, 0)},
+        {"inverse_temperatures": np.array([0, 1], np.float32)},
+        {"wanted": _int32(1, 0)},
+        {"named_ids": _int32(3)},
+        {"edit_ids": _int32(3), "edit_values": np.zeros(1, np.float32)},
+    ],
+    ids=str,
+)
+def test_a_step_like_the_last_is_refused_as_if_it_were_the_first(changes: dict[str, Any]) -> None:
+    checker = StepChecker(LIMITS)
+    good = _frozen()
+    checker.check(good)
+    checker.check(replace(good, step_id=2, token_ids=_int32(7, 8), start_positions=_int32(5, 19)))
+    bad = replace(good, **changes)
+    with pytest.raises(InvalidStepError) as expected:
+        check_step(bad, LIMITS)
+    with pytest.raises(InvalidStepError) as found:
+        checker.check(bad)
+    assert str(found.value) == str(expected.value)
+    checker.check(good)
+
+
+def test_arrays_that_can_change_are_checked_every_time() -> None:
+    checker = StepChecker(LIMITS)
+    step = step_request(1, [Row(1, (5,), 4)])
+    checker.check(step)
+    step.statistics[0] = 128
+    with pytest.raises(InvalidStepError, match="wanted_statistics"):
+        checker.check(step)
