@@ -60,7 +60,12 @@ def main() -> int:
         pair = stack.enter_context(
             running_pair(
                 embedded_model_path(),
-                executor_flags=("--metrics-port", str(ports["isobatch-executor"])),
+                executor_flags=(
+                    "--kv-memory-mb",
+                    "64",
+                    "--metrics-port",
+                    str(ports["isobatch-executor"]),
+                ),
                 scheduler_flags=("--metrics-port", str(ports["isobatch-scheduler"])),
             )
         )
@@ -83,10 +88,11 @@ def draw(server: PrometheusServer, start: float, end: float, target: Path) -> No
     figure, axes = plt.subplots(3, 3, figsize=(15, 9.5), constrained_layout=True)
     for axis, title in zip(axes.flat, DRAWN, strict=True):
         _draw_panel(axis, panels[title], server, start, end)
+    levels = ", ".join(map(str, LEVELS))
     figure.suptitle(
-        "isobatch: SmolLM2-135M-Instruct (Q4_1) on a Linux virtual machine, 2 cores; streams at "
-        f"once: {', '.join(map(str, LEVELS))}.\nDrawn from Prometheus with the dashboard's "
-        "expressions (Grafana was not run).",
+        "isobatch: SmolLM2-135M-Instruct (Q4_1) on a Linux virtual machine, 2 cores shared with "
+        f"other work; streams at once: {levels}.\n"
+        "Drawn from Prometheus with the dashboard's expressions (Grafana was not run).",
         fontsize=11,
     )
     figure.savefig(target, dpi=80, metadata={"Software": ""})

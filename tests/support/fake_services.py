@@ -24,7 +24,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--listen", required=True)
-    parser.add_argument("--metrics-port", type=int, required=True)
+    parser.add_argument("--metrics-port", type=int)
     if service == "executor_service":
         parser.add_argument("--model", required=True)
         parser.add_argument("--kv-memory-mb", type=int)

@@ -236,6 +236,22 @@ def test_serve_runs_both_until_ctrl_c(runtime: Path) -> None:
     )
 
 
+def test_serve_heeds_the_configuration_file(runtime: Path) -> None:
+    """The model and the address are what the command itself must know."""
+    config = runtime / "config.toml"
+    address = f"unix:{runtime}/own.sock"
+    config.write_text(f'[scheduler]\nlisten = "{address}"\n[executor]\nmodel = "mine"\n')
+    with program("serve", XDG_RUNTIME_DIR=str(runtime), ISOBATCH_CONFIG=str(config)) as running:
+        running.wait_for(f"isobatch serves on {address}")
+        running.signal(signal.SIGINT)
+        assert running.finish() == 0
+    assert "executor  | executor up: mine None None" in running.output
+    config.write_text("[model]\n")
+    with program("serve", XDG_RUNTIME_DIR=str(runtime), ISOBATCH_CONFIG=str(config)) as running:
+        assert running.finish() == 78
+    assert "a table must be a known one, got model" in running.output
+
+
 def test_serve_starts_a_dead_executor_again(runtime: Path) -> None:
     """kill -9 of the executor is mended."""
     arguments = ("serve", "--model", "m", "--threads", "3", "--kv-memory-mb", "5")
