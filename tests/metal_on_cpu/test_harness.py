@@ -224,6 +224,12 @@ def test_text_is_mlx_own() -> None:
     ]
 
 
+def test_newer_cpp_is_refused() -> None:
+    """MSL 3.1 is C++14."""
+    with pytest.raises(MetalError, match="incompatible with"):
+        run("if constexpr (true) o[0] = a[0];", {"a": LANES}, {"o": ((32,), np.float32)})
+
+
 def test_only_safe_math_is_accepted() -> None:
     """Other modes may reorder arithmetic."""
     with pytest.raises(MetalError, match="math_mode must be safe"):

@@ -179,7 +179,10 @@ def build_kernel(text: str, signature: Signature, options: CompileOptions) -> Pa
         f'extern "C" void emu_entry(void* const* buffers) {{'
         f" emu_call(&{signature.instance}, emu_parameters, buffers); }}\n"
     )
-    strict = ["-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion"]
+    strict = [
+        *("-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion"),
+        "-Werror=pre-c++17-compat",  # MSL 3.1 is C++14
+    ]
     flags = [*options.flags(), *(strict if options.strict else [])]
     preamble = _preamble(CompileOptions(contract=options.contract, check=options.check))
     target = CACHE / f"kernel-{_digest(unit, str(preamble), *flags)}.so"
