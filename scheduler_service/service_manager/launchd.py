@@ -11,7 +11,8 @@ import os
 import plistlib
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from scheduler_service.service_manager.spec import (
 
 LABEL_PREFIX: Final = "org.isobatch"
 _UMASK: Final = 0o077
+_POLL_SECONDS: Final = 0.2
+_SPARE_SECONDS: Final = 5
 _LAUNCHCTL: Final = "/bin/launchctl"
 
 
@@ -65,8 +68,15 @@ def property_list(spec: Spec) -> dict[str, Any]:
 class Launchd:
     """The current user's jobs."""
 
-    def __init__(self, home: Path, run: Run = run_program, uid: int | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        run: Run = run_program,
+        uid: int | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """Keep property lists below `home`, and drive launchctl through `run`."""
+        self._sleep = sleep
         self._folder = home / "Library" / "LaunchAgents"
         self._run = run
         self._uid = os.getuid() if uid is None else uid
@@ -152,8 +162,12 @@ class Launchd:
 
     def _bootout(self, name: str) -> None:
         done = self._run([_LAUNCHCTL, "bootout", self._target(name)])
-        if done.returncode != 0 and self._print(name):
-            raise ManagerError(f"[service] launchctl bootout failed: {done.stderr.strip()}")
+        # It may return while the service still finishes what runs; until then there is no new one.
+        for _ in range(round((STOP_SECONDS + _SPARE_SECONDS) / _POLL_SECONDS)):
+            if not self._print(name):
+                return
+            self._sleep(_POLL_SECONDS)
+        raise ManagerError(f"[service] launchctl bootout failed: {done.stderr.strip()}")
 
     def _launchctl(self, *arguments: str) -> None:
         done = self._run([_LAUNCHCTL, *arguments])

@@ -120,12 +120,31 @@ def test_over_ssh_the_users_own_domain_is_used(specs: list[Spec], tmp_path: Path
 
 def test_what_is_loaded_already_is_no_failure(specs: list[Spec], tmp_path: Path) -> None:
     tool = FakeTool({("bootstrap",): (5, "Bootstrap failed: 5")})
-    # The job does not print before it is loaded: then the refusal is a failure.
-    tool.answers["print", "gui/501/org.isobatch.executor"] = (0, "state = running\n")
-    tool.answers["print", "gui/501/org.isobatch.scheduler"] = (113, "")
+    system = Launchd(tmp_path, tool, uid=501)
     with pytest.raises(ManagerError, match="bootstrap failed: Bootstrap failed: 5"):
-        Launchd(tmp_path, tool, uid=501).install(specs)
-    assert sum(words[0] == "bootstrap" for words in tool.commands) == 2
+        system.install(specs)
+    tool.answers["print", "gui/501/org.isobatch.executor"] = (0, "state = running\n")
+    system.start(["executor"])
+    assert tool.commands[-1] == ["kickstart", "gui/501/org.isobatch.executor"]
+
+
+def test_a_service_that_still_drains_is_waited_for(specs: list[Spec], tmp_path: Path) -> None:
+    tool = FakeTool({("bootout",): (36, "Operation now in progress")})
+    executor = ("print", "gui/501/org.isobatch.executor")
+    tool.answers[executor] = (0, "state = running\n")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            tool.answers[executor] = (113, "")
+
+    Launchd(tmp_path, tool, 501, sleep).install(specs)
+    assert len(slept) == 3
+    tool.answers[executor] = (0, "state = running\n")
+    with pytest.raises(ManagerError, match="bootout failed: Operation now in progress"):
+        Launchd(tmp_path, tool, 501, slept.append).stop(["executor"])
+    assert sum(slept) > 30
 
 
 def test_start_stop_and_restart(specs: list[Spec], tmp_path: Path) -> None:
