@@ -11,10 +11,10 @@ export ISOBATCH_VENV := $(VENV)
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test check native format protos bench stress requirements clean
+.PHONY: help setup run serve test check native format protos bench bench-peers stress requirements clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nTo ask something:  make run PROMPT="Why is the sky blue?"\n'
 
 setup: ## Set up everything for development in $(VENV)
@@ -54,6 +54,10 @@ bench: ## Measure speed (writes bench-results/)
 	@scripts/setup dev
 	@$(BIN)/python tests/bench/bench_serving.py $(BENCH_ARGS)
 
+bench-peers: ## Measure speed beside llama.cpp, which it builds in .venv-bench (minutes)
+	@scripts/setup dev
+	@$(BIN)/python tests/bench/bench_peers.py $(BENCH_ARGS)
+
 stress: ## Ten minutes of load with 64 streams (writes stress-results/)
 	@scripts/setup dev
 	@$(BIN)/python tests/stress/run_stress.py $(STRESS_ARGS)
@@ -62,6 +66,6 @@ requirements: ## Pin the requirement files anew (needs uv)
 	@scripts/pin-requirements --upgrade
 
 clean: ## Remove builds, caches and environments (not downloaded models)
-	rm -rf build dist .venv .venv-uv .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist .venv .venv-uv .venv-protos .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf .import_linter_cache
 	find scheduler_service executor_service kernels protos tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
