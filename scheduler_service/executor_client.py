@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
@@ -84,8 +84,8 @@ class ExecutorSession:
         self._answer_seconds = answer_seconds
         self._channel = channel
         self._call = call
-        # One read is always under way, so that the end of an idle session is noticed.
-        self._next_read = asyncio.ensure_future(self._read())
+        # Under way while the session is idle, so that its end is noticed.
+        self._next_read: asyncio.Future[pb.SessionResponse] | None = None
 
     async def write(self, message: pb.SessionRequest) -> None:
         """Send a message; raises SessionLostError."""
@@ -98,20 +98,23 @@ class ExecutorSession:
         """Return the next answer; raises SessionLostError."""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                response = await self._next_read
+                under_way, self._next_read = self._next_read, None
+                # A task of its own would cost every answer a round of the event loop.
+                return await (under_way or self._read())
         except TimeoutError:
             raise SessionLostError(
                 f"[session] an answer must come within {self._answer_seconds:g} s, got none"
             ) from None
-        self._next_read = asyncio.ensure_future(self._read())
-        return response
 
     async def idle(self, wake: asyncio.Event, timeout_seconds: float | None) -> None:
         """Return when `wake` is set or the time is over; raises SessionLostError."""
+        if self._next_read is None:
+            self._next_read = asyncio.ensure_future(self._read())
         waiter = asyncio.ensure_future(wake.wait())
+        either: set[asyncio.Future[Any]] = {waiter, self._next_read}
         try:
             done, _ = await asyncio.wait(
-                {waiter, self._next_read},
+                either,
                 timeout=timeout_seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -140,10 +143,11 @@ class ExecutorSession:
 
     async def close(self) -> None:
         """End the session and its channel."""
-        self._next_read.cancel()
         self._call.cancel()
-        with contextlib.suppress(asyncio.CancelledError, SessionLostError, SessionRefusedError):
-            await self._next_read
+        if self._next_read is not None:
+            self._next_read.cancel()
+            with contextlib.suppress(asyncio.CancelledError, SessionLostError, SessionRefusedError):
+                await self._next_read
         await self._channel.close(None)
 
 

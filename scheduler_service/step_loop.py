@@ -109,6 +109,9 @@ class StepLoop:
         self._totals = totals
         self._clock = clock
         self._wake = asyncio.Event()
+        # Of the last answered step until it is counted: rows, unless they were refused; times;
+        # the executor's seconds.
+        self._uncounted: tuple[TokenRowBatch | None, PhaseTimes, float] | None = None
 
     def submit(self, stream: TokenStream) -> None:
         """Queue the stream's request; raises ServiceError when the core refuses it."""
@@ -159,6 +162,7 @@ class StepLoop:
         self._dispatch(PreemptionReason.EXECUTOR_RESTART)
 
     def _dispatch(self, preemption: PreemptionReason = PreemptionReason.CAPACITY) -> None:
+        self._count_step()
         self.fan_out.dispatch(self.state, self._metrics, self._clock(), preemption)
         self._update_gauges()
 
@@ -180,6 +184,7 @@ class StepLoop:
             elif self.fan_out.has_events:
                 self._dispatch()
             else:
+                self._count_step()
                 self._update_gauges()
                 deadline = next_deadline(self.state)
                 timeout = None if deadline is None else max(0.0, deadline - self._clock())
@@ -214,11 +219,20 @@ class StepLoop:
         else:
             sampled = await self._sample(session, batch, questions, reply.answer)
             self.fan_out.add(apply(self.state, batch, sampled.rows), sampled.digests)
-            self._count_rows(batch)
         self.has_progressed = True
-        self._totals.num_steps += 1
         times = PhaseTimes(started, planned, written, fanned_out, answered, self._clock())
-        for phase, seconds in times.phases(reply.executor_seconds).items():
+        self._uncounted = (batch if reply.answer else None, times, reply.executor_seconds)
+
+    def _count_step(self) -> None:
+        """Put the last step in the metrics: once the next one runs, before its events go out."""
+        if self._uncounted is None:
+            return
+        batch, times, executor_seconds = self._uncounted
+        self._uncounted = None
+        if batch is not None:
+            self._count_rows(batch)
+        self._totals.num_steps += 1
+        for phase, seconds in times.phases(executor_seconds).items():
             self._metrics.step_phase[phase].observe(seconds)
         self._metrics.step_wall.inc(times.applied - times.started)
         self._metrics.last_step.set_to_current_time()

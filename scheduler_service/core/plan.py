@@ -126,6 +126,8 @@ def _admit(
     state: SchedulerState, num_left: int, now: float, events: list[Event]
 ) -> list[tuple[Request, int]]:
     """Move waiting requests to the running set; return them with the tokens of their rows."""
+    if not len(state.waiting):
+        return []
     limits = state.limits
     num_blocks = sum(blocks_for(r.num_tokens, limits.block_size) for r in state.running.values())
     released = set(state.to_release)

@@ -4,9 +4,10 @@ Arrays travel as packed little-endian bytes; their dtypes and shapes are stated 
 and checked here, so that a broken answer is an error and never a wrong token.
 """
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,12 @@ from scheduler_service.sampling import RowStatistics, Statistic, WantedStatistic
 from scheduler_service.text.tokenizer import TokenizerSource
 
 _I32 = np.dtype("<i4")
-_U32 = np.dtype("<u4")
-_U64 = np.dtype("<u8")
 _F32 = np.dtype("<f4")
 _U8 = np.dtype("u1")
 
 _DIGEST_BYTES = 16
+# As plain numbers: operators of enums are slow, and these are asked for in every step.
+_TOP_K, _DIGEST = int(Statistic.TOP_K), int(Statistic.DIGEST)
 _SOURCES = {
     TokenSourceKind.LITERAL: token_rows_pb2.TOKEN_SOURCE_LITERAL,
     TokenSourceKind.STEP_OUTPUT: token_rows_pb2.TOKEN_SOURCE_STEP_OUTPUT,
@@ -90,8 +91,9 @@ class StepReply:
     executor_seconds: float
 
 
-def _pack(values: Iterable[Any], dtype: np.dtype[Any], count: int = -1) -> bytes:
-    return np.fromiter(values, dtype, count).tobytes()
+def _pack(code: str, values: Sequence[float]) -> bytes:
+    """Pack numbers by `struct`'s code; for the few of a step this beats an array by far."""
+    return struct.pack(f"<{len(values)}{code}", *values)
 
 
 def _unpack(name: str, data: bytes, dtype: "np.dtype[_Scalar]", count: int) -> NDArray[_Scalar]:
@@ -118,7 +120,7 @@ def open_sequences(openings: Sequence[SequenceOpening]) -> pb.SessionRequest:
                     ),
                     model_id=opening.model,
                     cache_salt=opening.cache_salt,
-                    token_ids=_pack(opening.token_ids, _I32),
+                    token_ids=_pack("i", opening.token_ids),
                     max_cached_tokens=0,
                 )
                 for opening in openings
@@ -133,17 +135,17 @@ def step(batch: TokenRowBatch, wanted: Sequence[WantedStatistics]) -> pb.Session
     message = token_rows_pb2.Step(
         step_id=batch.step_id,
         model_id=batch.model,
-        released_sequence_ids=_pack(batch.released_sequence_ids, _U64),
-        row_sequence_ids=_pack((row.sequence_id for row in rows), _U64, len(rows)),
-        row_generations=_pack((row.generation for row in rows), _U32, len(rows)),
-        row_start_positions=_pack((row.start_position for row in rows), _I32, len(rows)),
-        row_num_tokens=_pack((len(row.token_ids) for row in rows), _I32, len(rows)),
-        token_ids=_pack((token for row in rows for token in row.token_ids), _I32),
+        released_sequence_ids=_pack("Q", batch.released_sequence_ids),
+        row_sequence_ids=_pack("Q", [row.sequence_id for row in rows]),
+        row_generations=_pack("I", [row.generation for row in rows]),
+        row_start_positions=_pack("i", [row.start_position for row in rows]),
+        row_num_tokens=_pack("i", [len(row.token_ids) for row in rows]),
+        token_ids=_pack("i", [token for row in rows for token in row.token_ids]),
     )
     if any(row.source.kind is not TokenSourceKind.LITERAL for row in rows):
         message.row_token_sources = bytes(_SOURCES[row.source.kind] for row in rows)
-        message.row_source_steps = _pack((row.source.step_id for row in rows), _U64)
-        message.row_source_wanted = _pack((row.source.wanted_index for row in rows), _I32)
+        message.row_source_steps = _pack("Q", [row.source.step_id for row in rows])
+        message.row_source_wanted = _pack("i", [row.source.wanted_index for row in rows])
     indexes: list[int] = []
     start = 0
     for row in rows:
@@ -154,15 +156,16 @@ def step(batch: TokenRowBatch, wanted: Sequence[WantedStatistics]) -> pb.Session
             f"[wire] each wanted position must have a question, got {len(wanted)} "
             f"for {len(indexes)}"
         )
-    message.wanted_token_indexes = _pack(indexes, _I32)
-    message.wanted_statistics = _pack((int(each.statistics) for each in wanted), _U32)
-    message.wanted_top_k = _pack((each.top_k for each in wanted), _I32)
-    message.wanted_inverse_temperatures = _pack((each.inverse_temperature for each in wanted), _F32)
-    message.wanted_quantiles = _pack((each.quantile for each in wanted), _F32)
+    message.wanted_token_indexes = _pack("i", indexes)
+    message.wanted_statistics = _pack("I", [int(each.statistics) for each in wanted])
+    message.wanted_top_k = _pack("i", [each.top_k for each in wanted])
+    message.wanted_inverse_temperatures = _pack("f", [each.inverse_temperature for each in wanted])
+    message.wanted_quantiles = _pack("f", [each.quantile for each in wanted])
     if any(each.edits for each in wanted):
         message.edit_starts = _prefix_sums(len(each.edits) for each in wanted)
-        message.edit_ids = _pack((edit[0] for each in wanted for edit in each.edits), _I32)
-        message.edit_values = _pack((edit[1] for each in wanted for edit in each.edits), _F32)
+        message.edit_ids = _pack("i", [edit[0] for each in wanted for edit in each.edits])
+        values = (edit[1] for each in wanted for edit in each.edits)
+        message.edit_values = np.fromiter(values, _F32).tobytes()
     return pb.SessionRequest(step=message)
 
 
@@ -174,7 +177,7 @@ def fetch_logits(step_id: int, wanted_indexes: Sequence[int]) -> pb.SessionReque
     """Return the message that asks for full rows of the last step."""
     return pb.SessionRequest(
         fetch_logits=token_rows_pb2.FetchLogits(
-            step_id=step_id, wanted_indexes=_pack(wanted_indexes, _I32)
+            step_id=step_id, wanted_indexes=_pack("i", wanted_indexes)
         )
     )
 
@@ -262,7 +265,7 @@ def _statistics(
     rows = []
     for index, each in enumerate(wanted):
         span = slice(starts[index], starts[index + 1])
-        has_top_k = Statistic.TOP_K in each.statistics
+        has_top_k = int(each.statistics) & _TOP_K
         if has_top_k and span.stop - span.start != each.top_k:
             raise WireError(
                 f"[step_result] top-K must have {each.top_k} entries, got {span.stop - span.start}"
@@ -283,12 +286,12 @@ def _statistics(
 
 
 def _digests(data: bytes, wanted: Sequence[WantedStatistics]) -> tuple[bytes, ...]:
-    if not any(Statistic.DIGEST in each.statistics for each in wanted):
+    if not any(int(each.statistics) & _DIGEST for each in wanted):
         return (b"",) * len(wanted)
     packed = _unpack("digests", data, _U8, len(wanted) * _DIGEST_BYTES).tobytes()
     return tuple(
         packed[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
-        if Statistic.DIGEST in each.statistics
+        if int(each.statistics) & _DIGEST
         else b""
         for index, each in enumerate(wanted)
     )
