@@ -42,9 +42,9 @@ CODE = grpc.StatusCode
 SERVING = health_pb2.HealthCheckResponse.SERVING
 SHAPE = TinyShape(vocab_size=vocab_size(), context_length=4096)
 FLAGS = ("--kv-memory-mb", "1", "--threads", "1")
-STEP_TIMEOUT = 1.0
+STEP_TIMEOUT = 2.0
 # Long enough to be in mid-stream when the trouble comes.
-REQUESTS = bystander_requests(250, [[50, 206, 282], [28, 39, 16], list(range(100, 140))])
+REQUESTS = bystander_requests(120, [[50, 206, 282], [28, 39, 16], list(range(100, 140))])
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ async def _streams_under_way(mortal: Mortal, stub: Any) -> Any:
         for event, request in zip(begun, REQUESTS, strict=True)
     ]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for event in begun:
                 await event.wait()
         assert not any(task.done() for task in tasks)
@@ -121,7 +121,7 @@ async def test_b43_a_frozen_executor_is_reported_and_thaws_without_loss(mortal: 
                 async def is_reported() -> bool:
                     return not await mortal.is_serving()
 
-                async with asyncio.timeout(STEP_TIMEOUT + 3):
+                async with asyncio.timeout(STEP_TIMEOUT + 20):
                     await until(is_reported, "NOT_SERVING")
                 queued = stub.Generate(pb.GenerateRequest(text="x"), timeout=0.3)
                 assert (await refused(queued)).code is CODE.DEADLINE_EXCEEDED
@@ -197,7 +197,7 @@ sys.stdin.read()
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert client.stdout is not None
-    assert await asyncio.wait_for(client.stdout.readline(), 30) == b"under way\n"
+    assert await asyncio.wait_for(client.stdout.readline(), 60) == b"under way\n"
     client.kill()
     await client.wait()
     await assert_idle(mortal.address, before)
@@ -261,7 +261,7 @@ async def test_a_scheduler_without_an_executor_says_so_and_waits(model: Path, fo
     try:
         async with connected(address) as stub:
             listing = await stub.ListModels(
-                pb.ListModelsRequest(), wait_for_ready=True, timeout=20.0
+                pb.ListModelsRequest(), wait_for_ready=True, timeout=60.0
             )
             assert not listing.models
             for call in (
@@ -281,7 +281,7 @@ async def test_a_scheduler_without_an_executor_says_so_and_waits(model: Path, fo
         await assert_idle(address)
     finally:
         scheduler.terminate()
-        assert await asyncio.wait_for(scheduler.wait(), 20) == 0
+        assert await asyncio.wait_for(scheduler.wait(), 60) == 0
         if executor is not None:
             executor.stop()
 
