@@ -113,14 +113,15 @@ class Server:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         await self._set_health(is_serving=False)
+        # Before the socket is there: whoever sees it may send a signal.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
         try:
             server.add_insecure_port(self._config.listen)
             socket_paths.make_private(path)
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"[listen] the socket must be free, got {error}: {path}") from error
         await server.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
         return server
 
     async def _serve(self, loading: asyncio.Future[Engine], started: float) -> int:

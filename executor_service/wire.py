@@ -51,6 +51,10 @@ KERNEL_PATHS = {
     "attention_prefill": pb.KERNEL_PATH_ATTENTION_PREFILL,
     "other": pb.KERNEL_PATH_OTHER,
 }
+_OUTCOMES = {
+    Outcome.COMPUTED: pb.STEP_OUTCOME_COMPUTED,
+    Outcome.NO_CAPACITY: pb.STEP_OUTCOME_NO_CAPACITY,
+}
 KERNEL_UNITS = {
     # The reference is scalar code; the contract has no name of its own for it.
     "reference": pb.KERNEL_UNIT_SCALAR,
@@ -283,36 +287,43 @@ def sequences_opened(
 
 def step_result(answer: StepAnswer, executor_epoch: int, total_ns: int) -> pb.StepResult:
     """Encode the answer to a step."""
+    results = answer.results
+    if results is None:
+        return pb.StepResult(
+            step_id=answer.step_id,
+            executor_epoch=executor_epoch,
+            outcome=_OUTCOMES[answer.outcome],
+            timings=pb.StepTimings(
+                queue_ns=answer.queue_ns, prepare_ns=answer.prepare_ns, total_ns=total_ns
+            ),
+            kv_occupancy=occupancy(answer.occupancy),
+        )
     result = pb.StepResult(
         step_id=answer.step_id,
         executor_epoch=executor_epoch,
-        outcome=pb.STEP_OUTCOME_COMPUTED
-        if answer.outcome is Outcome.COMPUTED
-        else pb.STEP_OUTCOME_NO_CAPACITY,
+        outcome=_OUTCOMES[answer.outcome],
         timings=pb.StepTimings(
-            queue_ns=answer.queue_ns, prepare_ns=answer.prepare_ns, total_ns=total_ns
+            queue_ns=answer.queue_ns,
+            prepare_ns=answer.prepare_ns,
+            forward_ns=results.forward_ns,
+            statistics_ns=results.statistics_ns,
+            total_ns=total_ns,
         ),
         kv_occupancy=occupancy(answer.occupancy),
+        row_outcomes=results.row_outcomes.tobytes(),
+        argmax_ids=_bytes(results.argmax_ids, _I32),
+        max_logits=_bytes(results.max_logits, _F32),
+        quantile_ids=_bytes(results.quantile_ids, _I32),
+        normalizers=_bytes(results.normalizers, _F32),
+        top_k_starts=_bytes(results.top_k_starts, _I32),
+        top_k_ids=_bytes(results.top_k_ids, _I32),
+        top_k_logits=_bytes(results.top_k_logits, _F32),
+        top_k_weights=_bytes(results.top_k_weights, _F32),
+        named_logits=_bytes(results.named_logits, _F32),
+        digests=results.digests,
+        non_finite_details=results.non_finite_details,
     )
-    results = answer.results
-    if results is None:
-        return result
-    result.row_outcomes = results.row_outcomes.tobytes()
-    result.argmax_ids = _bytes(results.argmax_ids, _I32)
-    result.max_logits = _bytes(results.max_logits, _F32)
-    result.quantile_ids = _bytes(results.quantile_ids, _I32)
-    result.normalizers = _bytes(results.normalizers, _F32)
-    result.top_k_starts = _bytes(results.top_k_starts, _I32)
-    result.top_k_ids = _bytes(results.top_k_ids, _I32)
-    result.top_k_logits = _bytes(results.top_k_logits, _F32)
-    result.top_k_weights = _bytes(results.top_k_weights, _F32)
-    result.named_logits = _bytes(results.named_logits, _F32)
-    result.digests = results.digests
-    result.timings.forward_ns = results.forward_ns
-    result.timings.statistics_ns = results.statistics_ns
-    result.kernel_paths.extend(map(_path, results.paths))
-    if results.non_finite_details:
-        result.non_finite_details.extend(results.non_finite_details)
+    result.MergeFrom(_kernel_paths(tuple(results.paths)))
     return result
 
 
@@ -328,12 +339,18 @@ def _bytes(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
 
 
 # Steps of one size dispatch the same kernels.
-@functools.lru_cache(maxsize=256)
-def _path(count: PathCount) -> pb.KernelPathCount:
-    return pb.KernelPathCount(
-        op=KERNEL_OPS.get(count.op, pb.KERNEL_OP_UNSPECIFIED),
-        path=KERNEL_PATHS.get(count.path, pb.KERNEL_PATH_UNSPECIFIED),
-        unit=KERNEL_UNITS.get(count.unit, pb.KERNEL_UNIT_UNSPECIFIED),
-        dispatches=count.dispatches,
-        rows=count.rows,
+@functools.lru_cache(maxsize=64)
+def _kernel_paths(counts: tuple[PathCount, ...]) -> pb.StepResult:
+    """Return an answer of these kernel paths alone, to be merged into others."""
+    return pb.StepResult(
+        kernel_paths=[
+            pb.KernelPathCount(
+                op=KERNEL_OPS.get(count.op, pb.KERNEL_OP_UNSPECIFIED),
+                path=KERNEL_PATHS.get(count.path, pb.KERNEL_PATH_UNSPECIFIED),
+                unit=KERNEL_UNITS.get(count.unit, pb.KERNEL_UNIT_UNSPECIFIED),
+                dispatches=count.dispatches,
+                rows=count.rows,
+            )
+            for count in counts
+        ]
     )

@@ -51,6 +51,10 @@ class KvCacheManager:
         self._pool = BlockPool(num_blocks)
         self._zero_blocks = zero_blocks
         self._tables: dict[int, BlockTable] = {}
+        # The tables that were asked for last, until one of them changes: from one decode step to
+        # the next they seldom do.
+        self._asked_ids: tuple[int, ...] = ()
+        self._asked: npt.NDArray[np.int32] | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -75,6 +79,7 @@ class KvCacheManager:
         if sequence_id in self._tables:
             raise ValueError(f"[kv_cache] open a sequence once, got {sequence_id} again")
         self._pool.retain(prefix)
+        self._asked = None
         table = BlockTable()
         table.extend(prefix)
         self._tables[sequence_id] = table
@@ -97,6 +102,7 @@ class KvCacheManager:
         if total == 0:
             return True
         blocks = self._pool.allocate(total)
+        self._asked = None
         self._zero_blocks(np.asarray(blocks, np.int32))
         start = 0
         for sequence_id, count in missing.items():
@@ -106,6 +112,7 @@ class KvCacheManager:
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Give sequences back; ids that are not open are ignored."""
+        self._asked = None
         for sequence_id in sequence_ids:
             table = self._tables.pop(sequence_id, None)
             if table is not None:
@@ -121,12 +128,20 @@ class KvCacheManager:
         return len(self._tables[sequence_id])
 
     def block_tables(self, sequence_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Return (len(sequence_ids), max_blocks) int32 block ids, -1 past each sequence's end."""
+        """Return (len(sequence_ids), max_blocks) int32 block ids, -1 past each sequence's end.
+
+        Read-only: the same array is returned again while nothing changes.
+        """
+        ids = tuple(sequence_ids)
+        if self._asked is not None and ids == self._asked_ids:
+            return self._asked
         rows = [self._tables[sequence_id].row for sequence_id in sequence_ids]
         width = max((len(row) for row in rows), default=0)
         tables = np.full((len(rows), max(width, 1)), -1, np.int32)
         for index, row in enumerate(rows):
             tables[index, : len(row)] = row
+        tables.setflags(write=False)
+        self._asked_ids, self._asked = ids, tables
         return tables
 
     def check_integrity(self) -> None:

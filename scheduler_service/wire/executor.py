@@ -7,7 +7,7 @@ and checked here, so that a broken answer is an error and never a wrong token.
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,13 @@ class StepReply:
 def _pack(code: str, values: Sequence[float]) -> bytes:
     """Pack numbers by `struct`'s code; for the few of a step this beats an array by far."""
     return struct.pack(f"<{len(values)}{code}", *values)
+
+
+def _numbers(name: str, data: bytes, code: str, count: int) -> tuple[Any, ...]:
+    """Unpack `count` numbers of 4 bytes by `struct`'s code."""
+    if len(data) != 4 * count:
+        raise WireError(f"[step_result] {name} must have {4 * count} bytes, got {len(data)}")
+    return struct.unpack(f"<{count}{code}", data)
 
 
 def _unpack(name: str, data: bytes, dtype: "np.dtype[_Scalar]", count: int) -> NDArray[_Scalar]:
@@ -252,13 +259,13 @@ def _statistics(
     result: token_rows_pb2.StepResult, wanted: Sequence[WantedStatistics], vocab_size: int
 ) -> tuple[RowStatistics, ...]:
     count = len(wanted)
-    argmax_ids = _unpack("argmax_ids", result.argmax_ids, _I32, count).tolist()
-    max_logits = _unpack("max_logits", result.max_logits, _F32, count).tolist()
-    quantile_ids = _unpack("quantile_ids", result.quantile_ids, _I32, count).tolist()
-    normalizers = _unpack("normalizers", result.normalizers, _F32, count).tolist()
-    starts = [0] * (count + 1)
+    argmax_ids = _numbers("argmax_ids", result.argmax_ids, "i", count)
+    max_logits = _numbers("max_logits", result.max_logits, "f", count)
+    quantile_ids = _numbers("quantile_ids", result.quantile_ids, "i", count)
+    normalizers = _numbers("normalizers", result.normalizers, "f", count)
+    starts: Sequence[int] = (0,) * (count + 1)
     if result.top_k_starts or any(each.top_k for each in wanted):
-        starts = _unpack("top_k_starts", result.top_k_starts, _I32, count + 1).tolist()
+        starts = _numbers("top_k_starts", result.top_k_starts, "i", count + 1)
     ids = _unpack("top_k_ids", result.top_k_ids, _I32, starts[-1])
     logits = _unpack("top_k_logits", result.top_k_logits, _F32, starts[-1])
     weights = _unpack("top_k_weights", result.top_k_weights, _F32, starts[-1])
