@@ -28,9 +28,9 @@ import psutil  # noqa: E402 - the root comes first
 
 from executor_service.models.pull import pull  # noqa: E402
 from tests.bench.bench_serving import machine  # noqa: E402
-from tests.bench.peers.build import Llama, llama  # noqa: E402
+from tests.bench.peers.build import Llama, llama, mlx_lm  # noqa: E402
 from tests.bench.peers.publish import SERVING, publish  # noqa: E402
-from tests.bench.peers.rounds import Settings, Sides, connected, measure  # noqa: E402
+from tests.bench.peers.rounds import Settings, Sides, connected, measure, measure_mlx  # noqa: E402
 from tests.bench.peers.sides import llama_server  # noqa: E402
 from tests.bench.peers.table import Row, plain, worst_fall  # noqa: E402
 from tests.support.services import running_pair  # noqa: E402
@@ -68,6 +68,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two rounds of 32 tokens")
     parser.add_argument("--realtime", action="store_true", help="run both sides at SCHED_RR")
     parser.add_argument("--publish", action="store_true", help="write the documentation too")
+    parser.add_argument("--mlx-lm", action="store_true", help="compare with mlx-lm too, slowly")
     parser.add_argument("--note", action="append", default=[], help="a line for the page")
     parser.add_argument("--llama", type=Path, help="folder of llama.cpp's programs, built already")
     parser.add_argument("--json", type=Path, default=Path("bench-results/peers.json"))
@@ -77,7 +78,9 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def compare(peer: Llama, model: Path, settings: Settings) -> tuple[list[Row], dict[str, float]]:
+def compare(
+    peer: Llama, mlx_python: Path | None, model: Path, settings: Settings
+) -> tuple[list[Row], dict[str, float]]:
     """Starts both sides and measures; returns rows and resident memory in MB."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -92,6 +95,8 @@ def compare(peer: Llama, model: Path, settings: Settings) -> tuple[list[Row], di
         say = lambda line: print(line, flush=True)  # noqa: E731
         both = Sides(pair.schedulers[0].address, port, peer, model, say)
         rows = measure(stack.enter_context(connected(both)), settings)
+        if mlx_python is not None:
+            rows += measure_mlx(both, settings, mlx_python)
         ours = (pair.executor.process.pid, pair.schedulers[0].process.pid)
         return rows, {"isobatch": resident_mb(*ours), "llama-server": resident_mb(server.pid)}
 
@@ -118,6 +123,7 @@ def main() -> None:
     """Builds, measures, prints and writes."""
     args = arguments()
     peer = llama(args.llama)
+    mlx_python = mlx_lm() if args.mlx_lm else None
     model = pull(args.model)
     settings = Settings(
         streams=tuple(int(n) for n in args.streams.split(",")),
@@ -128,7 +134,7 @@ def main() -> None:
     )
     if args.realtime:
         go_realtime()
-    rows, memory = compare(peer, model, settings)
+    rows, memory = compare(peer, mlx_python, model, settings)
     facts = machine()
     report: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -53,6 +53,14 @@ def environment() -> Path:
     return programs
 
 
+def mlx_lm() -> Path:
+    """Installs mlx-lm into .venv-bench; returns that environment's Python."""
+    python = environment() / "python"
+    pins = ROOT / "requirements/bench-mlx.txt"
+    _run(str(python), "-m", "pip", "install", "-q", "-r", str(pins))
+    return python
+
+
 def _source(programs: Path) -> Path:
     """Downloads and unpacks the source; returns llama.cpp's folder in it."""
     archives = FOLDER / "archives"

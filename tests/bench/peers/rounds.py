@@ -19,9 +19,12 @@ from tests.bench.peers.table import Row
 
 PREFILL: Final = "Prefill: tokens of one prompt over time, without services"
 FIRST_TOKEN: Final = "Time to the first token of a fresh prompt, through services"
+MLX: Final = "mlx-lm on MLX's CPU backend, decode only; one short round, because it is very slow"
 SERVER: Final = "llama-server"
 BATCHED: Final = "llama-batched-bench"
 BENCH: Final = "llama-bench"
+_MLX_STREAMS: Final = (1, 4, 8)
+_MLX_TOKENS: Final = 6
 # Floor and goal of the ratios, by what is measured and the number of streams or tokens.
 _AIMS: Final = {
     (SERVING, 1): (1.0, 1.3),
@@ -104,6 +107,22 @@ def measure(both: Sides, settings: Settings) -> list[Row]:
             )
         _prefill(both, settings, name, samples)
     return [_row(key, *pair) for key, pair in sorted(samples.items(), key=_order)]
+
+
+def measure_mlx(both: Sides, settings: Settings, python: Path) -> list[Row]:
+    """One pair at a few numbers of streams, with a few tokens each."""
+    rows = []
+    for count in settings.streams:
+        if count not in _MLX_STREAMS:
+            continue
+        load = _streams(both, "mlx", count, settings.tokens)
+        ours = both.ours(load).decode_tokens_per_second
+        theirs = sides.mlx_lm(
+            python, both.model, streams=count, prompt=len(load.prompts[0]), tokens=_MLX_TOKENS
+        )["decode"]
+        both.say(f"{count} streams: {ours:.0f} tok/s, mlx-lm {theirs:.1f}")
+        rows.append(_row((MLX, count, "mlx-lm"), [ours], [theirs]))
+    return rows
 
 
 def _prefill(

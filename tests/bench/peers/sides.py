@@ -127,3 +127,16 @@ def engine_prefill(model: Path, threads: int, lengths: list[int]) -> dict[int, f
         ]
     )  # fmt: skip
     return {int(length): float(rate) for length, rate in json.loads(text).items()}
+
+
+def mlx_lm(
+    python: Path, model: Path, *, streams: int, prompt: int, tokens: int
+) -> dict[str, float]:
+    """One run of mlx-lm in its own environment: tokens a second of `prefill` and `decode`."""
+    text = _output(
+        [
+            str(python), str(HERE / "mlx_lm_side.py"), str(model), "--streams", str(streams),
+            "--prompt", str(prompt), "--tokens", str(tokens),
+        ]
+    )  # fmt: skip
+    return {name: float(rate) for name, rate in json.loads(text)[str(streams)].items()}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = ROOT / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = ["build", "dev", "protos", "run", "uv"]
-BY_HAND = ["bench", "reference"]
+BY_HAND = ["bench", "bench-mlx", "reference"]
 
 
 def pins(name: str) -> dict[str, set[str]]:
