@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -29,6 +30,7 @@ class Llama:
     """Built programs of llama.cpp."""
 
     folder: Path
+    matmuls: Path  # ggml_matmuls.cpp, linked with its libraries
     version: str
 
     def program(self, name: str) -> str:
@@ -113,6 +115,24 @@ def build() -> Path:
     return built
 
 
+def ggml_matmuls(built: Path) -> Path:
+    """Compiles the benchmark of ggml's products beside llama.cpp's programs; returns its path."""
+    target, text = built / "ggml-matmuls", Path(__file__).with_name("ggml_matmuls.cpp")
+    if target.exists() and target.stat().st_mtime > text.stat().st_mtime:
+        return target
+    cache = (built.parent / "CMakeCache.txt").read_text()
+    found = re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"[bench] {built.parent} must be a build folder of llama.cpp")
+    libraries = built.parent / "ggml/src"
+    _run(
+        "c++", "-O2", "-std=c++17", "-fopenmp", f"-I{found[1]}/ggml/include", str(text),
+        *(str(libraries / f"lib{name}.a") for name in ("ggml", "ggml-cpu", "ggml-base")),
+        "-lpthread", "-ldl", "-lm", "-o", str(target),
+    )  # fmt: skip
+    return target
+
+
 def llama(folder: Path | None) -> Llama:
     """The programs in `folder`, or ours built now when it is None."""
     found = folder or build()
@@ -121,4 +141,4 @@ def llama(folder: Path | None) -> Llama:
     )
     lines = (said.stdout + said.stderr).splitlines()
     version = "; ".join(line.strip() for line in lines if line.startswith(("version", "built")))
-    return Llama(found, version)
+    return Llama(found, ggml_matmuls(found), version)

@@ -19,10 +19,13 @@ from tests.bench.peers.table import Row
 
 PREFILL: Final = "Prefill: tokens of one prompt over time, without services"
 FIRST_TOKEN: Final = "Time to the first token of a fresh prompt, through services"
+MATMULS: Final = "Matrix products of one step alone, random weights in the model's shapes"
 MLX: Final = "mlx-lm on MLX's CPU backend, decode only; one short round, because it is very slow"
 SERVER: Final = "llama-server"
 BATCHED: Final = "llama-batched-bench"
 BENCH: Final = "llama-bench"
+GGML: Final = "ggml"
+_THINGS: Final = {PREFILL: "tokens", FIRST_TOKEN: "tokens", MATMULS: "rows"}
 _MLX_STREAMS: Final = (1, 4, 8)
 _MLX_TOKENS: Final = 6
 # Floor and goal of the ratios, by what is measured and the number of streams or tokens.
@@ -106,6 +109,10 @@ def measure(both: Sides, settings: Settings) -> list[Row]:
                 f"{SERVER} {theirs.decode_tokens_per_second:.0f}, {BATCHED} {batched:.0f}"
             )
         _prefill(both, settings, name, samples)
+        ours_ms, theirs_ms = sides.matmuls(both.llama, settings.threads, list(settings.streams))
+        for rows in settings.streams:
+            _add(samples[MATMULS, rows, GGML], ours_ms[rows], theirs_ms[rows])
+            both.say(f"{name}, {rows} rows: {ours_ms[rows]:.2f} ms, {GGML} {theirs_ms[rows]:.2f}")
     return [_row(key, *pair) for key, pair in sorted(samples.items(), key=_order)]
 
 
@@ -158,14 +165,16 @@ def _add(pair: tuple[list[float], list[float]], ours: float, theirs: float) -> N
 
 def _order(item: tuple[tuple[str, int, str], object]) -> tuple[int, int]:
     group, size, _ = item[0]
-    return (SERVING, DECODE, PREFILL, FIRST_TOKEN).index(group), size
+    return (SERVING, DECODE, PREFILL, FIRST_TOKEN, MATMULS).index(group), size
 
 
 def _row(key: tuple[str, int, str], ours: list[float], theirs: list[float]) -> Row:
     group, size, peer = key
     floor, goal = _AIMS.get((group, size), (None, None))
-    of_time = group == FIRST_TOKEN
-    what = "tokens" if group in (PREFILL, FIRST_TOKEN) else "stream" if size == 1 else "streams"
+    of_time = group in (FIRST_TOKEN, MATMULS)
+    what = _THINGS.get(group, "streams")
+    if size == 1:
+        what = what.removesuffix("s")
     return Row(
         group=group,
         label=f"{size} {what}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from tests.bench.peers.prompts import Load
 HERE: Final = Path(__file__).resolve().parent
 START_SECONDS: Final = 120.0
 ROUND_SECONDS: Final = 300.0
+MATMUL_REPETITIONS: Final = 7
 
 
 def run_load(script: str, target: str, load: Load) -> Figures:
@@ -140,3 +142,17 @@ def mlx_lm(
         ]
     )  # fmt: skip
     return {name: float(rate) for name, rate in json.loads(text)[str(streams)].items()}
+
+
+def matmuls(llama: Llama, threads: int, counts: list[int]) -> tuple[dict[int, float], ...]:
+    """Ours, ggml's: median milliseconds of a step's products by rows, one process each."""
+    repetitions = str(MATMUL_REPETITIONS)
+    ours = [
+        sys.executable, str(HERE / "engine_matmuls.py"), ",".join(map(str, counts)),
+        "--threads", str(threads), "--repetitions", repetitions,
+    ]  # fmt: skip
+    theirs = [str(llama.matmuls), str(threads), repetitions, *map(str, counts)]
+    return tuple(
+        {int(rows): statistics.median(times) for rows, times in json.loads(_output(c)).items()}
+        for c in (ours, theirs)
+    )
