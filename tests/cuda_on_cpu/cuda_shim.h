@@ -1,0 +1,195 @@
+// CUDA's words for a C++20 compiler: a block's threads are contexts that take turns and change at barriers, and what warps
+// exchange goes through slots. Blocks run one after another. Exact where the kernels are; of no use for speed.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __grid_constant__
+template <class T> T max(T a, T b) { return a < b ? b : a; }
+template <class T> T min(T a, T b) { return b < a ? b : a; }
+
+struct Place { int x, y, z; };
+inline Place threadIdx, blockIdx, blockDim, gridDim;
+inline uint64_t slots[32][32];
+
+// Those who must meet: a block or a warp. A thread that has returned is not waited for.
+struct Meeting {
+  int members = 0, arrived = 0;
+  uint64_t round = 0;
+  void release_if_complete() {
+    if (arrived > 0 && arrived >= members) {
+      arrived = 0;
+      round++;
+    }
+  }
+};
+struct Fiber {
+  ucontext_t context;
+  Meeting* waits_for = nullptr;
+  uint64_t round = 0;
+  bool done = false;
+};
+inline Meeting block_meeting, warp_meetings[32];
+inline Fiber fibers[1024];
+inline ucontext_t scheduler;
+inline void (*fiber_body)();
+inline int lane_id() { return threadIdx.x & 31; }
+inline int warp_id() { return threadIdx.x >> 5; }
+inline void meet(Meeting& meeting) {
+  Fiber& own = fibers[threadIdx.x];
+  own.waits_for = &meeting;
+  own.round = meeting.round;
+  meeting.arrived++;
+  meeting.release_if_complete();
+  swapcontext(&own.context, &scheduler);
+}
+inline void __syncthreads() { meet(block_meeting); }
+inline void __syncwarp() { meet(warp_meetings[warp_id()]); }
+inline void fiber_main() {
+  const int self = threadIdx.x;
+  fiber_body();
+  fibers[self].done = true;
+  Meeting* meetings[] = {&block_meeting, &warp_meetings[self >> 5]};
+  for (Meeting* meeting : meetings) {
+    meeting->members--;
+    meeting->release_if_complete();
+  }
+  swapcontext(&fibers[self].context, &scheduler);
+}
+
+template <class T> T from_lane(T v, int source) {
+  uint64_t raw = 0;
+  std::memcpy(&raw, &v, sizeof v);
+  slots[warp_id()][lane_id()] = raw;
+  __syncwarp();
+  raw = slots[warp_id()][source & 31];
+  __syncwarp();
+  std::memcpy(&v, &raw, sizeof v);
+  return v;
+}
+template <class T> T __shfl_sync(unsigned, T v, int source) { return from_lane(v, source); }
+template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return from_lane(v, lane_id() ^ mask); }
+template <class T> T __shfl_down_sync(unsigned, T v, int delta) {
+  return from_lane(v, lane_id() + delta < 32 ? lane_id() + delta : lane_id());
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned v) {
+  for (int m = 16; m; m /= 2) v = max(v, __shfl_xor_sync(0u, v, m));
+  return v;
+}
+inline int __reduce_add_sync(unsigned, int v) {
+  for (int m = 16; m; m /= 2) v += __shfl_xor_sync(0u, v, m);
+  return v;
+}
+inline unsigned atomicMin(unsigned* at, unsigned v) { const unsigned old = *at; *at = min(old, v); return old; }
+inline unsigned atomicAdd(unsigned* at, unsigned v) { const unsigned old = *at; *at = old + v; return old; }
+
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+using __half = _Float16;
+struct __half2 { __half x, y; };
+struct __nv_bfloat16 {
+  uint16_t bits;
+  operator float() const { uint32_t u = (uint32_t)bits << 16; float f; std::memcpy(&f, &u, 4); return f; }
+};
+inline float __half2float(__half h) { return (float)h; }
+inline __half __float2half_rn(float f) { return (__half)f; }
+inline float2 __half22float2(__half2 h) { return {(float)h.x, (float)h.y}; }
+inline __half __ushort_as_half(unsigned short u) { __half h; std::memcpy(&h, &u, 2); return h; }
+inline __half2 __half2half2(__half h) { return {h, h}; }
+inline __half2 __hsub2(__half2 a, __half2 b) { return {(__half)(a.x - b.x), (__half)(a.y - b.y)}; }
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  return {(__half)std::fma((float)a.x, (float)b.x, (float)c.x), (__half)std::fma((float)a.y, (float)b.y, (float)c.y)};
+}
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t both = (uint64_t)b << 32 | a;
+  unsigned out = 0;
+  for (int i = 0; i < 4; i++) out |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return out;
+}
+inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
+inline int __float_as_int(float f) { return (int)__float_as_uint(f); }
+inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
+// Compiled without contraction.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+
+// The tensor core's 16x8x16 product, summed exactly and rounded once: the kernels never let it round.
+struct Operands { unsigned a[4], b[2]; };
+inline Operands operands[32][32];
+inline float half_of(unsigned word, int upper) { return (float)__ushort_as_half(upper ? word >> 16 : word & 0xffffu); }
+inline void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  Operands(&warp)[32] = operands[warp_id()];
+  warp[lane_id()] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  __syncwarp();
+  for (int i = 0; i < 4; i++) {
+    const int row = lane_id() / 4, high = i / 2, column = lane_id() % 4 * 2 + i % 2;
+    double sum = d[i];
+    for (int k = 0; k < 16; k++) {
+      const Operands &left = warp[row * 4 + k % 8 / 2], &right = warp[column * 4 + k % 8 / 2];
+      sum += (double)half_of(left.a[high + k / 8 * 2], k % 2) * half_of(right.b[k / 8], k % 2);
+    }
+    d[i] = (float)sum;
+  }
+  __syncwarp();
+}
+
+template <class T> struct Sizes {
+  T v[8];
+  T operator[](int i) const { return v[i]; }
+};
+using Shape = Sizes<int32_t>;
+using Strides = Sizes<int64_t>;
+alignas(16) inline uint4 shared[240 * 1024 / 16];  // a block's dynamic memory
+
+inline void run_blocks(const int* blocks, int threads, void (*kernel)()) {
+  constexpr size_t kStack = 64 * 1024;
+  static char stacks[1024 * kStack];
+  gridDim = {blocks[0], blocks[1], blocks[2]};
+  blockDim = {threads, 1, 1};
+  fiber_body = kernel;
+  for (int i = 0; i < blocks[0] * blocks[1] * blocks[2]; i++) {
+    blockIdx = {i % blocks[0], i / blocks[0] % blocks[1], i / blocks[0] / blocks[1]};
+    std::memset(shared, 0xff, sizeof shared);
+    block_meeting = {threads};
+    for (int w = 0; w < threads / 32; w++) warp_meetings[w] = {32};
+    for (int t = 0; t < threads; t++) {
+      fibers[t].done = false;
+      fibers[t].waits_for = nullptr;
+      getcontext(&fibers[t].context);
+      fibers[t].context.uc_stack.ss_sp = &stacks[t * kStack];
+      fibers[t].context.uc_stack.ss_size = kStack;
+      makecontext(&fibers[t].context, fiber_main, 0);
+    }
+    for (bool running = true; running;) {
+      running = false;
+      bool moved = false;
+      for (int t = 0; t < threads; t++) {
+        Fiber& fiber = fibers[t];
+        if (fiber.done) continue;
+        running = true;
+        if (fiber.waits_for && fiber.waits_for->round == fiber.round) continue;
+        moved = true;
+        threadIdx = {t, 0, 0};
+        swapcontext(&scheduler, &fiber.context);
+      }
+      if (running && !moved) {
+        std::fprintf(stderr, "a barrier that not every thread reaches\n");
+        std::abort();
+      }
+    }
+  }
+}

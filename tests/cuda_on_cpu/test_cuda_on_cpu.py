@@ -1,0 +1,109 @@
+"""The CUDA kernels' own text, run on the CPU, gives the reference's bits. No GPU is needed."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from isobatch_kernels import _cpu, cuda_backend
+from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
+from isobatch_kernels.cuda.launch import Launcher
+from isobatch_kernels.cuda.weights import pack_quantized
+from isobatch_kernels.program import Program
+from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
+from isobatch_kernels.step import Stat, StepInput
+from tests.cuda_on_cpu.cuda_emulator import COMPILER, EmulatedKernel
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine")
+FORMATS = [
+    *((4, 64, 64, 3), (4, 32, 32, 9), (4, 16, 32, 2), (8, 32, 32, 17), (8, 64, 64, 1)),
+    *((3, 64, 32, 33), (4, 128, 64, 40)),
+]
+FIELDS = [
+    *("logits", "argmax_ids", "max_logits", "normalizers", "quantile_ids", "top_k_starts"),
+    *("top_k_ids", "top_k_logits", "top_k_weights", "non_finite_ops"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
+    """MLX's CUDA kernels become ours, and nothing is traced."""
+    folder = tmp_path_factory.getbasetemp() / "cuda"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(mx.fast, "cuda_kernel", functools.partial(EmulatedKernel, Path(folder)))
+    monkeypatch.setattr(mx, "compile", lambda function: function)
+    monkeypatch.setattr(cuda_backend, "cuda_available", lambda: True)
+
+
+@pytest.mark.parametrize(("bits", "group", "block", "rows"), FORMATS)
+def test_linear_layers(bits: int, group: int, block: int, rows: int) -> None:
+    """Few rows and many, with outliers, values near every floor, and one row that is not finite."""
+    rng = np.random.default_rng(bits * 100 + group)
+    weight = random_weight(rng, 50, group * int(rng.integers(1, 6)), bits, group, half=True)
+    x = random_rows(rng, rows, weight.num_inputs)
+    layer = _cpu.LinearLayer.quantized(
+        "reference", weight.packed, weight.scales, weight.biases, bits, group, block
+    )
+    expected = np.empty((rows, 50), np.float32)
+    finite = np.empty(rows, np.bool_)
+    layer.forward(x, expected, finite)
+    launcher, b = Launcher(4, 2, 24), min(group, block)
+    flags = mx.array(np.full(rows, 0xFFFFFFFF, np.uint32))
+    activations = launcher.quantize(mx.array(x), block, b < block, flags, 3)
+    got = np.array(launcher.linear(activations, pack_quantized([weight], b), None, None))
+    assert got[finite].tobytes() == expected[finite].tobytes()
+    assert ((np.array(flags) == 4) == ~finite).all()
+
+
+def _step(lengths: list[int], positions: list[int], seed: int) -> StepInput:
+    rng = np.random.default_rng(seed)
+    rows, tokens = len(lengths), sum(lengths)
+    spans = zip(positions, lengths, strict=True)
+    return StepInput(
+        token_ids=rng.integers(0, 1100, tokens, dtype=np.int32),
+        positions=np.concatenate([np.arange(p, p + n, dtype=np.int32) for p, n in spans]),
+        query_start_loc=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        block_tables=np.arange(rows * 20, dtype=np.int32).reshape(rows, 20)[:, ::-1].copy(),
+        wanted=(np.cumsum(lengths) - 1).astype(np.int32),
+        statistics=np.full(
+            rows, Stat.TOP_K | Stat.NORMALIZER | Stat.QUANTILE | Stat.ARGMAX, np.uint32
+        ),
+        top_k=np.arange(5, 5 + rows, dtype=np.int32),
+        inverse_temperatures=np.full(rows, 0.05, np.float32),
+        quantiles=rng.random(rows).astype(np.float32),
+        edit_starts=np.array([0] + [2] * rows, np.int32),
+        edit_ids=np.array([3, 3], np.int32),
+        edit_values=np.array([-2.5, 1e-30], np.float32),
+    )
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    """The self-test's two layers; one of them sees a window of 40 keys."""
+    return tiny_program(np.random.default_rng(1))
+
+
+@pytest.mark.timeout(300)
+def test_a_whole_backend(program: Program) -> None:
+    """A long row and a short one, then single tokens, one of them over two chunks."""
+    cpu = CpuBackend(program, CpuLimits(40, 16, 4, 300, num_threads=1), unit="reference")
+    gpu = cuda_backend.CudaBackend(program, cuda_backend.CudaLimits(40, 16, 4, 300))
+    far = replace(_step([1, 1], [270, 3], 5))
+    for step in (_step([9, 3], [0, 0], 3), _step([1, 1], [9, 3], 4), far):
+        expected, got = cpu.run(step), gpu.run(step)
+        for name in FIELDS:
+            a: Any = np.asarray(getattr(expected, name))
+            b: Any = np.asarray(getattr(got, name))
+            assert a.tobytes() == b.tobytes(), name
+    for block in range(40):
+        assert cpu.read_block(block).tobytes() == gpu.read_block(block).tobytes()
+    gpu.zero_blocks(np.array([19, 2], np.int32))
+    assert not gpu.read_block(19).any()
+    assert gpu.read_block(39).any()
+    gpu.close()
+    with pytest.raises(ValueError, match="got a closed one"):
+        gpu.run(far)
