@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return EXIT_OK
         _configure_logs(config)
         location = locate(config.model, config.model_id or None)
-        create_backend, self_test = native_kernels(config.unit)
+        create_backend, self_test = kernels(config)
     except StartError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -75,16 +75,14 @@ def _configure_logs(config: configuration.ExecutorConfig) -> None:
         ) from error
 
 
-def native_kernels(unit: str) -> tuple[BackendFactory, SelfTest]:
+def kernels(config: configuration.ExecutorConfig) -> tuple[BackendFactory, SelfTest]:
     """Return the maker of backends and the account of its self-test; raises StartError."""
-    try:
-        from executor_service.engine.kernels import create_backend, self_test_of
-    except ImportError as error:
-        raise StartError(
-            "[kernels] the native CPU module must be built (reinstall isobatch with a C++ "
-            f"compiler), got {error}"
-        ) from error
-    return create_backend, self_test_of(unit)
+    from executor_service.engine.kernels import backend_error, create_backend, self_test_of
+
+    error = backend_error(config.backend, config.unit)
+    if error is not None:
+        raise StartError(f"[kernels] {error}")
+    return create_backend, self_test_of(config.unit)
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

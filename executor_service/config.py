@@ -12,6 +12,7 @@ from executor_service.models.registry import DEFAULT_MODEL
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+BACKENDS: Final = ("auto", "cpu", "metal", "cuda", "reference")
 UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni", "neon")
 
 
@@ -33,7 +34,9 @@ class ExecutorConfig:
     max_num_seqs: int = 256
     # Most tokens of a step (engine).
     max_num_batched_tokens: int = 512
-    # Instruction set of the kernels; auto takes the best that passes its self-test (engine).
+    # What computes; auto takes the GPU where there is one and its kernels are right (engine).
+    backend: str = "auto"
+    # Instruction set of the CPU's kernels; auto takes the best that passes its self-test (engine).
     unit: str = "auto"
     # Compute threads; 0 takes all cores (engine).
     threads: int = 0
@@ -60,10 +63,17 @@ class ExecutorConfig:
         _require(0 <= self.threads <= 1024, "threads", "must be in 0..1024", self.threads)
         _require(0 <= self.drain_seconds < float("inf"), "drain_seconds",
                  "must be a finite number of at least 0", self.drain_seconds)  # fmt: skip
-        choices = {"unit": UNITS, "log_level": logs.LEVELS, "log_format": logs.FORMATS}
+        choices = {
+            "backend": BACKENDS,
+            "unit": UNITS,
+            "log_level": logs.LEVELS,
+            "log_format": logs.FORMATS,
+        }
         for name, allowed in choices.items():
             value = getattr(self, name)
             _require(value in allowed, name, f"must be one of {', '.join(allowed)}", value)
+        is_cpu = self.backend in ("auto", "cpu") or self.unit == "auto"
+        _require(is_cpu, "unit", f"must be auto for backend {self.backend}", self.unit)
         socket_paths.socket_path(self.listen)
 
 
@@ -80,7 +90,8 @@ HELP: Final[Mapping[str, str]] = {
     "kv_memory_mb": "memory of the key/value cache in MiB; 0 sizes it to model and machine",
     "max_num_seqs": "most token rows of a step",
     "max_num_batched_tokens": "most tokens of a step",
-    "unit": f"instruction set of the kernels: {', '.join(UNITS)}",
+    "backend": f"what computes: {', '.join(BACKENDS)}; auto takes a GPU before the CPU",
+    "unit": f"instruction set of the CPU's kernels: {', '.join(UNITS)}",
     "threads": "compute threads; 0 for all cores",
     "drain_seconds": "longest time that a live session gets to end after SIGTERM",
     "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",

@@ -60,14 +60,19 @@ def check_mlx() -> list[Check]:
     return found
 
 
-def check_kernels(unit: str) -> list[Check]:
+def check_kernels(backend: str, unit: str) -> list[Check]:
     """Load the native module and compare every unit of this machine with the reference."""
+    from isobatch_kernels.dispatch import FAST_UNITS, available_units, backend_error, choose_unit
+
+    missing = backend_error(backend, unit)
+    if missing is not None:
+        advice = "Set `backend` to auto, or reinstall isobatch with a C++ compiler"
+        return [Check("backend", FAILED, missing, f"{advice} (Mac: xcode-select --install).")]
     try:
-        from isobatch_kernels.dispatch import FAST_UNITS, available_units, choose_unit
         from isobatch_kernels.self_test import NUM_CASES, first_difference
     except ImportError as error:
-        advice = "Reinstall isobatch with a C++ compiler (Mac: xcode-select --install)."
-        return [Check("native module", FAILED, str(error), advice)]
+        advice = "The GPU computes; a C++ compiler when isobatch is installed adds the CPU."
+        return [Check("native module", WARNING, str(error), advice)]
     units = available_units()
     found = [Check("native module", OK, f"units {', '.join(units)}")]
     tested = [each for each in FAST_UNITS if each in units]
@@ -126,10 +131,16 @@ def run(arguments: Sequence[str]) -> list[Check]:
     except StartError as error:
         advice = "isobatch config show --origin"
         return [Check("executor configuration", FAILED, str(error), advice)]
-    found = [Check("executor configuration", OK, f"model {settings.model}, unit {settings.unit}")]
+    found = [
+        Check(
+            "executor configuration",
+            OK,
+            f"model {settings.model}, backend {settings.backend}, unit {settings.unit}",
+        )
+    ]
     checks: dict[str, Callable[[], list[Check]]] = {
         "mlx": check_mlx,
-        "native module": lambda: check_kernels(settings.unit),
+        "native module": lambda: check_kernels(settings.backend, settings.unit),
         "model": lambda: check_model(settings),
     }
     for name, check in checks.items():

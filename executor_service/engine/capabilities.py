@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -82,7 +84,15 @@ def package_version(name: str) -> str:
 
 
 def device_name() -> str:
-    """Return the processor's name in words."""
+    """Return the processor's name in words; that of a Mac's chip is also its GPU's."""
+    if sys.platform == "darwin":
+        try:
+            command = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+            return subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             key, _, value = line.partition(":")

@@ -48,18 +48,19 @@ class BackendFactory(Protocol):
         block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        backend: str,
         unit: str,
         num_threads: int,
     ) -> Backend:
-        """Return the backend; raises ValueError for what it cannot run."""
+        """Return the backend; raises ValueError for what it cannot run, RuntimeError without it."""
         ...
 
 
 class SelfTest(Protocol):
-    """Says how a backend's unit came to be chosen."""
+    """Says how a backend came to be chosen."""
 
-    def __call__(self, unit: str) -> SelfTestResult:
-        """Return the result for the unit in use."""
+    def __call__(self, backend: Backend) -> SelfTestResult:
+        """Return the result for the backend in use."""
         ...
 
 
@@ -96,11 +97,14 @@ def build_engine(
             block_size=BLOCK_SIZE,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            backend=config.backend,
             unit=config.unit,
             num_threads=config.threads,
         )
     except ValueError as error:
         raise ModelError(f"{error}: {location.path}") from error
+    except RuntimeError as error:
+        raise ConfigError(f"{error}: backend {config.backend}, unit {config.unit}") from error
     except MemoryError as error:
         raise ConfigError(
             f"[config] kv_memory_mb must fit in memory, got a cache of {blocks} blocks"
@@ -137,7 +141,7 @@ def build_engine(
             mlx_version=package_version("mlx"),
             num_threads=num_threads,
         ),
-        self_test=self_test(backend.unit),
+        self_test=self_test(backend),
     )
     session = Session(model.model_id, runner, cache, limits)
     pool_bytes = blocks * block_bytes(dimensions, BLOCK_SIZE)

@@ -10,27 +10,38 @@ from isobatch_kernels.dispatch import (
     FAST_UNITS,
     UNIT_VARIABLE,
     available_units,
+    backend_error,
     create_backend,
 )
-from isobatch_kernels.self_test import NUM_CASES
 
 if TYPE_CHECKING:
     from executor_service.engine.engine import SelfTest
+    from isobatch_kernels.step import Backend
 
-__all__ = ["create_backend", "self_test_of"]
+__all__ = ["backend_error", "create_backend", "self_test_of"]
 
 
 def self_test_of(asked_unit: str) -> SelfTest:
-    """Return the account of the self-test behind a choice of unit.
+    """Return the account of the self-test behind a choice of backend.
 
-    Left to choose, the dispatcher takes the fastest unit whose bits are the reference's, so every
-    faster one that this machine has was refused. A unit that was asked for by name is not tested.
+    Metal's is kept by the backend. Left to choose a unit of the CPU, the dispatcher takes the
+    fastest whose bits are the reference's, so every faster one that this machine has was refused.
+    A unit that was asked for by name is not tested.
     """
     named = asked_unit if asked_unit != "auto" else os.environ.get(UNIT_VARIABLE, "")
 
-    def result(unit: str) -> SelfTestResult:
+    def result(backend: Backend) -> SelfTestResult:
+        unit = backend.unit
+        if unit == "metal":
+            from isobatch_kernels.metal_backend import MetalBackend
+
+            if isinstance(backend, MetalBackend):
+                profile = backend.profile
+                return SelfTestResult(profile.tested_cases, profile.refused)
         if named not in ("", "auto") or unit not in FAST_UNITS:
             return SelfTestResult(num_cases=0, refused=())
+        from isobatch_kernels.self_test import NUM_CASES  # needs the native module
+
         faster = FAST_UNITS[: FAST_UNITS.index(unit)]
         refused = tuple(each for each in faster if each in available_units())
         return SelfTestResult(NUM_CASES * (len(refused) + 1), refused)

@@ -3,62 +3,55 @@
 from __future__ import annotations
 
 import logging
-import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from isobatch_kernels import _cpu
-from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
-from isobatch_kernels.program import Program
-from isobatch_kernels.self_test import first_difference
-from isobatch_kernels.step import Backend
+from isobatch_kernels.cpu_units import (
+    FAST_UNITS,
+    UNIT_VARIABLE,
+    UNITS,
+    available_units,
+    choose_unit,
+    named_unit,
+    native_module_error,
+)
 
-# Fastest first. Each must give the reference's bits; a unit that does not is passed over.
-FAST_UNITS = ("vnni", "avx2", "neon", "scalar")
-UNITS = (*FAST_UNITS, "reference")
-UNIT_VARIABLE = "ISOBATCH_CPU_UNIT"
-BACKENDS = ("auto", "cpu", "cuda")
+if TYPE_CHECKING:
+    from isobatch_kernels.program import Program
+    from isobatch_kernels.step import Backend
+
+__all__ = [
+    "BACKENDS",
+    "FAST_UNITS",
+    "UNITS",
+    "UNIT_VARIABLE",
+    "available_units",
+    "backend_error",
+    "choose_unit",
+    "create_backend",
+]
+
+# In the order in which "auto" looks for them; at most one is in a machine.
+DEVICES = ("metal", "cuda")
+BACKENDS = ("auto", "cpu", *DEVICES, "reference")
 
 _log = logging.getLogger(__name__)
 
 
-def available_units() -> tuple[str, ...]:
-    """Units that this processor and build have, fastest first, the reference last."""
-    return tuple(unit for unit in UNITS if _cpu.unit_available(unit))
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
-def choose_unit(unit: str = "auto") -> str:
-    """The unit to use: the one named, or the fastest that passes the self-test.
+def device_is_available(device: str) -> bool:
+    """Whether MLX is here with a "metal" or "cuda" device. Imports MLX."""
+    if device == "metal":
+        from isobatch_kernels.metal.create import metal_is_available
 
-    The environment's ISOBATCH_CPU_UNIT stands in for "auto".
-
-    Raises:
-        ValueError: no such unit, or not on this machine.
-        RuntimeError: no unit gives the reference's bits.
-    """
-    if unit == "auto":
-        unit = os.environ.get(UNIT_VARIABLE, "auto") or "auto"
-    if unit != "auto":
-        if unit not in available_units():
-            known = ", ".join(("auto", *available_units()))
-            raise ValueError(f"[dispatch] unit must be one of {known}, got {unit!r}")
-        return unit
-    for candidate in FAST_UNITS:
-        if not _cpu.unit_available(candidate):
-            continue
-        difference = first_difference(candidate)
-        if difference is None:
-            return candidate
-        _log.warning(
-            "unit %s differs from the reference (%s); falling back to a slower one",
-            candidate,
-            difference,
-        )
-    raise RuntimeError("[dispatch] some unit must equal the reference, got none that does")
-
-
-def _has_cuda() -> bool:
-    """Whether MLX is here with a CUDA device, and nobody asked for a CPU unit by its variable."""
-    if os.environ.get(UNIT_VARIABLE, "auto") not in ("", "auto"):
-        return False
+        return metal_is_available()
     try:
         import mlx.core as mx
     except ImportError:
@@ -66,18 +59,60 @@ def _has_cuda() -> bool:
     return bool(mx.cuda.is_available())
 
 
-def _cuda_backend(
-    program: Program,
-    num_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-) -> Backend:
+def _device_backend(device: str, program: Program, sizes: _Sizes) -> Backend:
     # Imported late: most machines have neither the device nor a reason to load its code.
+    limits = (
+        sizes.num_blocks,
+        sizes.block_size,
+        sizes.max_num_seqs,
+        sizes.max_num_batched_tokens,
+    )
+    if device == "metal":
+        from isobatch_kernels.metal.create import create_metal_backend
+        from isobatch_kernels.metal_backend import MetalLimits
+
+        return create_metal_backend(program, MetalLimits(*limits))
     from isobatch_kernels.cuda_backend import CudaBackend, CudaLimits
 
-    limits = CudaLimits(num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
-    return CudaBackend(program, limits)
+    return CudaBackend(program, CudaLimits(*limits))
+
+
+def _cpu_backend(program: Program, sizes: _Sizes, unit: str, num_threads: int) -> Backend:
+    missing = native_module_error()
+    if missing is not None:
+        raise RuntimeError(f"[dispatch] {_NEEDS['cpu']}, got {missing}")
+    from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
+
+    limits = CpuLimits(
+        sizes.num_blocks,
+        sizes.block_size,
+        sizes.max_num_seqs,
+        sizes.max_num_batched_tokens,
+        num_threads,
+    )
+    return CpuBackend(program, limits, unit=choose_unit(unit))
+
+
+_NEEDS = {
+    "cpu": "the native CPU module must be built (reinstall isobatch with a C++ compiler)",
+    "metal": "backend metal needs MLX and a Mac with Apple silicon",
+    "cuda": "backend cuda needs MLX and an NVIDIA GPU",
+}
+
+
+def backend_error(backend: str, unit: str = "auto") -> str | None:
+    """Why `create_backend` cannot make this backend on this machine; None where it can try.
+
+    Imports MLX only where the native module does not decide it.
+    """
+    if backend in DEVICES:
+        return None if device_is_available(backend) else f"{_NEEDS[backend]}, got none here"
+    missing = native_module_error()
+    if missing is None:
+        return None
+    if backend == "auto" and named_unit(unit) == "auto" and any(map(device_is_available, DEVICES)):
+        return None
+    return f"{_NEEDS['cpu']}, got {missing}"
 
 
 def create_backend(
@@ -93,22 +128,28 @@ def create_backend(
 ) -> Backend:
     """Builds the backend that runs `program`.
 
+    "auto" means Metal or CUDA where this MLX has the device and its self-test passes, else the
+    CPU. Naming a CPU unit, here or by ISOBATCH_CPU_UNIT, makes "auto" the CPU.
+
     Args:
         program: the model. Its weights are repacked and may be freed afterwards.
         num_blocks: blocks of the key/value cache.
         block_size: positions of a block; 16.
         max_num_seqs: most token rows of a step.
         max_num_batched_tokens: most tokens of a step.
-        backend: "auto", "cpu" or "cuda". "auto" means CUDA where this MLX has a device, else CPU.
+        backend: "auto", "cpu", "metal", "cuda" or "reference" (the CPU's unit of that name).
         unit: "auto", "reference", "scalar", "avx2", "vnni" or "neon".
-        num_threads: threads that share a step; 0 for the number of usable CPUs.
+        num_threads: CPU threads that share a step; 0 for the number of usable CPUs.
 
     Raises:
         ValueError: an argument or the program does not fit.
+        RuntimeError: the backend is not on this machine, or gives other bits than the contract's.
     """
     if backend not in BACKENDS:
         known = ", ".join(BACKENDS)
         raise ValueError(f"[dispatch] backend must be one of {known}, got {backend!r}")
+    if unit != "auto" and (backend in DEVICES or (backend == "reference" and unit != "reference")):
+        raise ValueError(f"[dispatch] unit must be auto for backend {backend}, got {unit!r}")
     if block_size != 16:
         raise ValueError(f"[dispatch] block_size must be 16, got {block_size}")
     for name, value in (
@@ -120,7 +161,17 @@ def create_backend(
             raise ValueError(f"[dispatch] {name} must be positive, got {value}")
     if num_threads < 0:
         raise ValueError(f"[dispatch] num_threads must not be negative, got {num_threads}")
-    if backend == "cuda" or (backend == "auto" and unit == "auto" and _has_cuda()):
-        return _cuda_backend(program, num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
-    limits = CpuLimits(num_blocks, block_size, max_num_seqs, max_num_batched_tokens, num_threads)
-    return CpuBackend(program, limits, unit=choose_unit(unit))
+    sizes = _Sizes(num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+    if backend in DEVICES:
+        return _device_backend(backend, program, sizes)
+    if backend == "reference":
+        unit = "reference"
+    if backend == "auto" and named_unit(unit) == "auto":
+        for device in filter(device_is_available, DEVICES):
+            try:
+                return _device_backend(device, program, sizes)
+            except (RuntimeError, ValueError) as error:
+                if native_module_error() is not None:
+                    raise
+                _log.warning("%s cannot be used (%s); falling back to the CPU", device, error)
+    return _cpu_backend(program, sizes, unit, num_threads)

@@ -57,12 +57,14 @@ class MetalLimits:
 
 @dataclass(frozen=True, slots=True)
 class MetalProfile:
-    """Choices of speed; no bit depends on them."""
+    """Choices of speed; no bit depends on them. Also what the self-test behind them found."""
 
     linear: lin.LinearProfile = field(default_factory=lin.LinearProfile)
     # With fewer threadgroups than this, attention gives every chunk its own.
     split_below: int = 64
     use_split: bool = True
+    tested_cases: int = 0
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -147,6 +149,11 @@ class MetalBackend:
     def unit(self) -> str:
         """Device in use."""
         return "metal"
+
+    @property
+    def profile(self) -> MetalProfile:
+        """Choices in use."""
+        return self._profile
 
     @property
     def rope_digest(self) -> str:

@@ -21,7 +21,7 @@ from tests.support.services import Service, start_executor
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_model import TinyShape
 
-pytest.importorskip("isobatch_kernels.dispatch", reason="the native CPU module is not built here")
+pytest.importorskip("isobatch_kernels._cpu", reason="the native CPU module is not built here")
 
 SHAPE = TinyShape(num_layers=1, vocab_size=64)
 FLAGS = ("--kv-memory-mb", "1", "--threads", "1")

@@ -80,9 +80,11 @@ def test_a_wrong_kernel_is_taken_out_of_use(caplog: pytest.LogCaptureFixture) ->
         "gemm", "acc[a][b][e] = fma(block, v, acc[a][b][e]);", "acc[a][b][e] += block * v;"
     )
     with caplog.at_level(logging.WARNING):
-        profile = self_test.verified_profile(
+        verified = self_test.verified_profile(
             Launcher(wrong, NumpyArrays()), LinearProfile(), FORMAT
         )
+    profile = verified.profile
+    assert (verified.num_cases > 20, verified.refused) == (True, ("gemm",))
     assert (profile.use_gemv, profile.use_gemm) == (True, False)
     assert profile.choose(100) == ("gemv_multi", 24)
     assert ["gemm differs" in record.getMessage() for record in caplog.records] == [True]

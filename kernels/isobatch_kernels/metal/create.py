@@ -73,14 +73,16 @@ def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:
     begin = time.perf_counter()
     mx.set_default_device(mx.gpu)  # custom kernels run nowhere else
     factory, arrays = mlx_kernel_factory(), MlxArrays()
-    linear = verified_profile(Launcher(factory, arrays), LinearProfile(), formats_of(program))
+    verified = verified_profile(Launcher(factory, arrays), LinearProfile(), formats_of(program))
     backend = MetalBackend(
         program,
         limits,
         kernel_factory=factory,
         arrays=arrays,
         rope_table=build_rope_table(program.rope, program.dimensions.context_length),
-        profile=MetalProfile(linear=linear),
+        profile=MetalProfile(
+            linear=verified.profile, tested_cases=verified.num_cases, refused=verified.refused
+        ),
     )
     backend.warm_up()
     _log.info("Metal kernels self-tested and compiled in %.1f s", time.perf_counter() - begin)

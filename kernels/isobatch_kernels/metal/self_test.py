@@ -123,9 +123,18 @@ def compare(
                 yield Comparison(path, shape, rows, equal)
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the self-test found: a profile that is right, and how it came about."""
+
+    profile: lin.LinearProfile
+    num_cases: int
+    refused: tuple[str, ...]  # kernel paths that are not used
+
+
 def verified_profile(
     launcher: Launcher, profile: lin.LinearProfile, formats: set[Format] | None = None
-) -> lin.LinearProfile:
+) -> Verified:
     """The profile without the paths that differ on this device.
 
     Each format costs a dozen compiled kernels, so a model's start names its own.
@@ -134,7 +143,8 @@ def verified_profile(
         RuntimeError: gemv_multi differs, which everything falls back to.
     """
     wrong: dict[str, Comparison] = {}
-    for result in compare(launcher, profile, formats):
+    results = list(compare(launcher, profile, formats))
+    for result in results:
         if not result.equal:
             wrong.setdefault(result.path, result)
     for path, result in wrong.items():
@@ -147,8 +157,9 @@ def verified_profile(
         )
     if lin.GEMV_MULTI in wrong:
         raise RuntimeError("[metal] gemv_multi must equal the contract, got other bits")
-    return replace(
+    right = replace(
         profile,
         use_gemv=profile.use_gemv and lin.GEMV not in wrong,
         use_gemm=profile.use_gemm and lin.GEMM not in wrong,
     )
+    return Verified(right, len(results), tuple(sorted(wrong)))

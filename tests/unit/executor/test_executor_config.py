@@ -44,6 +44,8 @@ def test_every_field_has_a_flag_and_a_help_text() -> None:
         (["--kv-memory-mb", "-1"], "kv_memory_mb must be at least 0, got -1"),
         (["--threads", "-1"], r"threads must be in 0\.\.1024"),
         (["--unit", "mmx"], "unit must be one of auto, reference, .* got 'mmx'"),
+        (["--backend", "npu"], "backend must be one of auto, cpu, metal, .* got 'npu'"),
+        (["--backend", "metal", "--unit", "avx2"], "unit must be auto for backend metal"),
         (["--log-level", "loud"], "log_level must be one of debug"),
         (["--drain-seconds", "nan"], "drain_seconds must be a finite number"),
         (["--reflection", "maybe"], "--reflection: must be true or false"),

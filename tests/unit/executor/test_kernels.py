@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
 import pytest
 
-from executor_service.engine.capabilities import SelfTestResult, backend_name, numeric_class
-
-kernels = pytest.importorskip(
-    "executor_service.engine.kernels", reason="the native CPU module is not built here"
+from executor_service.engine.capabilities import (
+    SelfTestResult,
+    backend_name,
+    device_name,
+    numeric_class,
 )
+
+pytest.importorskip("isobatch_kernels._cpu", reason="the native CPU module is not built here")
+kernels = pytest.importorskip("executor_service.engine.kernels")
+self_test = pytest.importorskip("isobatch_kernels.self_test")
+
+
+class _Backend:
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+
+
+def _account(asked: str, got: str) -> SelfTestResult:
+    result: SelfTestResult = kernels.self_test_of(asked)(_Backend(got))
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -18,18 +37,41 @@ def _all_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fastest_unit_refused_nobody() -> None:
-    assert kernels.self_test_of("auto")("vnni") == SelfTestResult(kernels.NUM_CASES, ())
+    assert _account("auto", "vnni") == SelfTestResult(self_test.NUM_CASES, ())
 
 
 def test_faster_units_that_this_machine_has_were_refused() -> None:
-    result = kernels.self_test_of("auto")("scalar")
-    assert result == SelfTestResult(3 * kernels.NUM_CASES, ("vnni", "avx2"))
+    result = _account("auto", "scalar")
+    assert result == SelfTestResult(3 * self_test.NUM_CASES, ("vnni", "avx2"))
 
 
 def test_a_unit_asked_for_by_name_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels.self_test_of("scalar")("scalar") == SelfTestResult(0, ())
+    assert _account("scalar", "scalar") == SelfTestResult(0, ())
     monkeypatch.setenv(kernels.UNIT_VARIABLE, "avx2")
-    assert kernels.self_test_of("auto")("avx2") == SelfTestResult(0, ())
+    assert _account("auto", "avx2") == SelfTestResult(0, ())
+
+
+def test_a_backend_without_a_self_test_of_its_own_has_no_cases() -> None:
+    assert _account("auto", "cuda") == SelfTestResult(0, ())
+
+
+def test_a_mac_is_named_by_its_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 0, "Apple M2 Max\n")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert device_name() == "Apple M2 Max"
+    assert [each[-1] for each in calls] == ["machdep.cpu.brand_string"]
+
+    def no_sysctl(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(subprocess, "run", no_sysctl)
+    assert device_name() == platform.machine()
 
 
 def test_names() -> None:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from isobatch_kernels import dispatch
+from isobatch_kernels import dispatch, self_test
 from isobatch_kernels.self_test import first_difference, tiny_program
 from tests.support.kernel_programs import UNITS, native
 
@@ -55,7 +55,7 @@ def test_a_wrong_unit_is_passed_over_aloud(
 ) -> None:
     """The next slower one is taken; a warning names both reasons."""
     monkeypatch.setattr(
-        dispatch, "first_difference", lambda unit: None if unit == "scalar" else "row 3"
+        self_test, "first_difference", lambda unit: None if unit == "scalar" else "row 3"
     )
     with caplog.at_level(logging.WARNING):
         assert dispatch.choose_unit() == "scalar"
@@ -65,7 +65,7 @@ def test_a_wrong_unit_is_passed_over_aloud(
 
 def test_no_right_unit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong bits are never served."""
-    monkeypatch.setattr(dispatch, "first_difference", lambda _: "everything")
+    monkeypatch.setattr(self_test, "first_difference", lambda _: "everything")
     with pytest.raises(RuntimeError, match="must equal the reference"):
         dispatch.choose_unit()
 
@@ -88,6 +88,8 @@ def test_the_environment_names_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_blocks": 0}, "num_blocks must be positive, got 0"),
         ({"max_num_seqs": 0}, "max_num_seqs must be positive"),
         ({"num_threads": -1}, "num_threads must not be negative"),
+        ({"backend": "metal", "unit": "scalar"}, "unit must be auto for backend metal"),
+        ({"backend": "reference", "unit": "scalar"}, "unit must be auto for backend reference"),
     ],
 )
 def test_arguments_are_checked(change: dict[str, object], rule: str) -> None:
