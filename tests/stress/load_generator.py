@@ -82,7 +82,9 @@ async def _play(client: AsyncClient, request: PoolRequest, action: Action, answe
     budget = action.seconds
     async with contextlib.AsyncExitStack() as stack:
         if fate is Fate.HANG_UP:
-            client = await stack.enter_async_context(AsyncClient(client.address))
+            client = await stack.enter_async_context(
+                AsyncClient(client.address, connect_timeout=60.0)
+            )
         stream = await client.generate(request.prompt, params, timeout=timeout)
         await stack.enter_async_context(stream)
         has_acted = False
@@ -142,7 +144,7 @@ async def _stream(
 ) -> None:  # fmt: skip
     """Play one stream of the plan until its time or its requests are used up."""
     end = time.monotonic() + job.seconds
-    async with AsyncClient(job.address, connect_timeout=30.0) as client:
+    async with AsyncClient(job.address, connect_timeout=60.0) as client:
         for number in range(job.max_requests_per_stream):
             action = draw_action(profile, job.pool_size, job.seed, job.round_index, stream, number)
             await asyncio.sleep(action.wait_seconds)
