@@ -13,6 +13,7 @@ from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import LinearProfile
 from isobatch_kernels.metal.self_test import formats_of, verified_profile
 from isobatch_kernels.metal_backend import MetalBackend, MetalLimits, MetalProfile
+from isobatch_kernels.rope_table import rope_table as python_rope_table
 
 if TYPE_CHECKING:
     from isobatch_kernels.metal.arrays import KernelFactory
@@ -40,18 +41,21 @@ def mlx_kernel_factory() -> KernelFactory:
 
 
 def build_rope_table(rope: RopeSpec, context_length: int) -> Float32:
-    """(context_length, rotary_dim/2, 2) cos and sin, by the native module.
+    """(context_length, rotary_dim/2, 2) cos and sin: by the native module, or its twin in Python.
 
-    Raises:
-        RuntimeError: the native module is not installed.
+    Both give the same bits, and so the same digest in the numeric class.
     """
     try:
         from isobatch_kernels import _cpu
-    except ImportError as error:
-        raise RuntimeError(
-            "[metal] the RoPE table is made by the native module, which is not installed"
-        ) from error
-    table = np.empty(context_length * rope.rotary_dim, np.float32)
+    except ImportError:
+        return python_rope_table(
+            context_length,
+            rope.rotary_dim,
+            rope.base,
+            rope.frequency_factors,
+            rope.position_scale,
+        )
+    table = np.empty((context_length, rope.rotary_dim // 2, 2), np.float32)
     factors = None
     if rope.frequency_factors is not None:
         factors = np.asarray(rope.frequency_factors, np.float32)
@@ -63,7 +67,7 @@ def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:
     """A backend whose kernel paths were compared with the contract on this device.
 
     Raises:
-        RuntimeError: no Metal device, no native module, or the kernels give other bits.
+        RuntimeError: no Metal device, or the kernels give other bits.
         ValueError: the program is malformed.
     """
     if not metal_is_available():
