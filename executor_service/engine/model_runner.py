@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 
     Bools = npt.NDArray[np.bool_]
 
+_Number = TypeVar("_Number", np.uint8, np.int32, np.float32)
+
 DIGEST_BYTES = 16
 # Statistics whose rows FetchLogits may ask for.
 _KEPT = np.uint32(Stat.FULL_ROW | Stat.TOP_K)
 # As numpy scalars: members of an enum cost a microsecond each time they are looked up.
 _ARGMAX, _QUANTILE = np.uint32(Stat.ARGMAX), np.uint32(Stat.QUANTILE)
 _DIGEST = np.uint32(Stat.DIGEST)
+_NO_TOKEN = np.int32(-1)
 _COMPUTED, _NON_FINITE = np.uint8(RowOutcome.COMPUTED), np.uint8(RowOutcome.NON_FINITE)
 
 
@@ -55,18 +59,20 @@ class ModelRunner:
         asked = self._asked
         if request.statistics is not asked.statistics or request.statistics.flags.writeable:
             asked = self._asked = _Asked(request.statistics)
-        bad_ops = output.non_finite_ops[output.non_finite_ops >= 0].tolist()
+        bad_ops = [op for op in output.non_finite_ops.tolist() if op >= 0]
         self._results = results = StepResults(
-            row_outcomes=np.where(output.non_finite_ops < 0, _COMPUTED, _NON_FINITE),
+            row_outcomes=np.where(output.non_finite_ops < 0, _COMPUTED, _NON_FINITE)
+            if bad_ops
+            else _same(_COMPUTED, len(output.non_finite_ops)),
             non_finite_details=tuple(map(self._name, bad_ops)),
             argmax_ids=_where(asked.argmax, output.argmax_ids),
             max_logits=output.max_logits.copy(),
             quantile_ids=_where(asked.quantile, output.quantile_ids),
             normalizers=output.normalizers.copy(),
             top_k_starts=output.top_k_starts.copy(),
-            top_k_ids=output.top_k_ids.copy(),
-            top_k_logits=output.top_k_logits.copy(),
-            top_k_weights=output.top_k_weights.copy(),
+            top_k_ids=_kept(output.top_k_ids),
+            top_k_logits=_kept(output.top_k_logits),
+            top_k_weights=_kept(output.top_k_weights),
             named_logits=_named_logits(request, output.logits),
             digests=_digests(asked.digest, output.logits),
             forward_ns=output.forward_ns,
@@ -158,8 +164,21 @@ def _where(asked: Bools | bool, ids: Int32) -> Int32:
     if asked is True:
         return ids.copy()
     if asked is False:
-        return np.full(len(ids), -1, np.int32)
+        return _same(_NO_TOKEN, len(ids))
     return np.where(asked, ids, np.int32(-1))
+
+
+@functools.lru_cache(maxsize=128)
+def _same(value: _Number, count: int) -> npt.NDArray[_Number]:
+    """Return (count,) times the value, read-only."""
+    values = np.full(count, value)
+    values.setflags(write=False)
+    return values
+
+
+def _kept(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """Return values that outlive the backend's next run."""
+    return values.copy() if len(values) else values
 
 
 def _named_logits(request: StepRequest, logits: Float32) -> Float32:
