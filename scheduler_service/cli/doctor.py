@@ -25,6 +25,8 @@ FAILED: Final = "failed"
 _MARKS: Final = {OK: "ok     ", WARNING: "WARNING", FAILED: "FAILED "}
 _LIBRARIES: Final = ("grpcio", "protobuf", "numpy", "tokenizers", "prometheus-client")
 _EXECUTOR_SECONDS: Final = 120
+# What the Metal report says with its exit code when there is no device.
+_NO_METAL_DEVICE: Final = 3
 
 Check = dict[str, str]
 
@@ -37,12 +39,21 @@ def _check(name: str, state: str, detail: str, advice: str = "") -> Check:
 
 @click.command("doctor")
 @click.option("--config", metavar="FILE", help="Configuration file (TOML) instead of the usual.")
+@click.option("--metal", "is_metal", is_flag=True, help="Report on a Mac's Metal kernels instead.")
 @json_option
-def command(config: str | None, as_json: bool) -> None:
+def command(config: str | None, is_metal: bool, as_json: bool) -> None:
     """Check the machine, the installation, models, sockets and ports.
 
     Exit code 1 when something failed; warnings are no failure. Nothing is changed or started.
+
+    --metal compares the GPU's kernels with the contract, measures them, and prints a report in
+    Markdown to paste into an issue; it takes a few minutes. Exit code 0 when all of them are
+    right, 1 when one is wrong, 3 without a Metal device.
     """
+    if is_metal:
+        if as_json or config is not None:
+            raise click.UsageError("--metal goes with no other option.")
+        click.get_current_context().exit(metal())
     arguments = ["--config", config] if config else []
     checks = [*system(), *installation(), *configuration(arguments), *executor(arguments)]
     failed = [each["name"] for each in checks if each["state"] == FAILED]
@@ -55,6 +66,22 @@ def command(config: str | None, as_json: bool) -> None:
                 click.echo(f"        {each['advice']}")
     if failed:
         raise Failure(f"[doctor] every check must pass, got {', '.join(failed)}", EXIT_FAILURE)
+
+
+def metal() -> int:
+    """Let the kernels report on Metal, in a process of their own; return its exit code."""
+    command = children.python_module("isobatch_kernels.metal.doctor")
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    if code == _NO_METAL_DEVICE and sys.platform != "darwin":
+        click.echo(
+            "Run this on a Mac with Apple silicon (macOS 14 or newer). Elsewhere the kernels are "
+            "proven under an emulation, from the source tree: pytest tests/metal_on_cpu",
+            err=True,
+        )
+    elif code == _NO_METAL_DEVICE:
+        click.echo("Run natively, not under Rosetta or in a virtual machine.", err=True)
+    # A process that a signal ended has no code of its own.
+    return code if code >= 0 else EXIT_FAILURE
 
 
 def system() -> list[Check]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,47 @@ def test_ports() -> None:
         server.bind(("127.0.0.1", 0))
         taken = doctor.port("scheduler", server.getsockname()[1])
         assert (taken["state"], "another program" in taken["detail"]) == ("failed", True)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac may have a Metal device")
+def test_the_metal_report_off_a_mac_says_what_to_do() -> None:
+    """The real report in its own process: no device here, and its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "scheduler_service.cli", "doctor", "--metal"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "No Metal device" in done.stderr
+    assert "Run this on a Mac with Apple silicon" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "passed_on", "advice"),
+    [(0, 0, ""), (1, 1, ""), (3, 3, "not under Rosetta"), (-9, 1, "")],
+)
+def test_the_metal_report_s_exit_code_is_passed_through(
+    exit_code: int, passed_on: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Mac: right, wrong, no device, killed."""
+    commands: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, exit_code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    done = CliRunner().invoke(app.cli, ["doctor", "--metal"])
+    assert done.exit_code == passed_on
+    assert advice in done.stderr
+    assert bool(done.stderr) == bool(advice)
+    assert [each[-1] for each in commands] == ["isobatch_kernels.metal.doctor"]
+
+
+def test_the_metal_report_goes_alone() -> None:
+    assert CliRunner().invoke(app.cli, ["doctor", "--metal", "--json"]).exit_code == 2
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
