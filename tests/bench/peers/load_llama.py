@@ -19,6 +19,7 @@ from tests.bench.peers.figures import Figures, figures
 from tests.bench.peers.prompts import Load
 
 _EVENT: Final = b"data: "
+_NOTHING: Final = b'"content":""'  # an event that says that the request begins
 _LAST: Final = b'"stop":true'
 _LINE_BYTES: Final = 1 << 22  # the last event repeats the prompt
 
@@ -51,7 +52,7 @@ async def one_stream(
     times: list[float] = []
     try:
         while line := await reader.readline():
-            if not line.startswith(_EVENT):
+            if not line.startswith(_EVENT) or (_NOTHING in line and _LAST not in line):
                 continue
             times.append(time.perf_counter())
             if _LAST in line:
