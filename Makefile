@@ -11,7 +11,7 @@ export ISOBATCH_VENV := $(VENV)
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test check native format protos bench bench-peers stress requirements clean
+.PHONY: help setup run serve test check native format protos bench bench-peers stress nightly requirements clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,13 @@ bench-peers: ## Measure speed beside llama.cpp, which it builds in .venv-bench (
 
 stress: ## Ten minutes of load with 64 streams (writes stress-results/)
 	@scripts/setup dev
+	@$(BIN)/python tests/stress/run_stress.py $(STRESS_ARGS)
+
+nightly: ## What takes hours: long random tests, Metal's kernels, all native checks, load
+	@scripts/setup dev
+	@HYPOTHESIS_PROFILE=nightly $(BIN)/pytest $(PYTEST_ARGS) --timeout 3600
+	@$(BIN)/pytest -n 2 tests/metal_on_cpu
+	@scripts/native-checks all
 	@$(BIN)/python tests/stress/run_stress.py $(STRESS_ARGS)
 
 requirements: ## Pin the requirement files anew (needs uv)

@@ -1,9 +1,8 @@
 """A report on this Mac's Metal kernels, to paste into an issue.
 
-`isobatch doctor --metal` runs it, as `python -m isobatch_kernels.metal.doctor`. It says which kernel
-paths give the contract's bits, what memory bandwidth a copy reaches, and how long the linear layers
-of a 7B model take by rows. Exit codes: 0 done and every path is right, 1 a path is wrong, 3 no
-Metal device.
+`isobatch doctor --metal` runs this module in a process of its own. It says which kernel paths give
+the contract's bits, what memory bandwidth a copy reaches, and how long the linear layers of a 7B
+model take by rows. Exit codes: 0 every path is right, 1 a path is wrong, 3 no Metal device.
 """
 
 from __future__ import annotations
