@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -47,6 +48,19 @@ def go_realtime() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(REALTIME_PRIORITY))
     except PermissionError as error:
         raise SystemExit("[bench] --realtime needs root or CAP_SYS_NICE") from error
+
+
+def product_version(commit: str) -> str:
+    """The commit that was measured, and whether the product's files were those of the commit."""
+    folders = ("scheduler_service", "executor_service", "kernels", "protos")
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", *folders],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    ).stdout.strip()
+    return f"commit {commit}" + (" with changes that are not committed" if changed else "")
 
 
 def resident_mb(*pids: int) -> float:
@@ -141,7 +155,7 @@ def main() -> None:
         "machine": facts,
         "model": model.name,
         "versions": {
-            "isobatch": f"commit {facts['commit']}",
+            "isobatch": product_version(facts["commit"]),
             "llama.cpp, from llama-cpp-python": peer.version,
         },
         "settings": {name: getattr(settings, name) for name in Settings.__slots__},
