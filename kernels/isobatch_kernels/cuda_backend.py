@@ -18,7 +18,6 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from isobatch_kernels import _cpu
 from isobatch_kernels.cuda.launch import Launcher
 from isobatch_kernels.cuda.logits import DeviceLogits
 from isobatch_kernels.cuda.program import Run, Stages
@@ -26,6 +25,7 @@ from isobatch_kernels.cuda.statistics import launch_statistics, read_top_k
 from isobatch_kernels.cuda.step_arrays import StepShape, describe, views
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import Program, RowStatistics
+from isobatch_kernels.rope_table import build_rope_table
 from isobatch_kernels.step import Float32, Int32, Stat, StepInput, StepOutput
 from isobatch_kernels.step_check import StepLimits, check_step
 
@@ -82,17 +82,13 @@ class CudaBackend:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
-        factors = None
-        if rope.frequency_factors is not None:
-            factors = np.asarray(rope.frequency_factors, dtype=np.float32)
-        table = np.empty(dims.context_length * rope.rotary_dim, dtype=np.float32)
-        _cpu.reference.rope_table(table, rope.rotary_dim, rope.base, factors, rope.position_scale)
+        table = build_rope_table(rope, dims.context_length)
         self._rope_digest = hashlib.sha256(table.tobytes()).hexdigest()[:8]
         size = dims.num_kv_heads * limits.block_size * dims.head_dim
         self._cache: mx.array | None = mx.zeros(
             (dims.num_layers, 2, limits.num_blocks, size), dtype=mx.float16
         )
-        device_table = mx.array(table.reshape(dims.context_length, rope.rotary_dim // 2, 2))
+        device_table = mx.array(table)
         self._launcher = Launcher(dims.num_heads, dims.num_kv_heads, dims.head_dim)
         self._stages = Stages(program, self._launcher, device_table, self._cache)
         self._all_rows = mx.arange(limits.max_num_batched_tokens, dtype=mx.int32)

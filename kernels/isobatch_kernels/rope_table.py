@@ -1,6 +1,6 @@
-"""The RoPE table in Python, for machines whose native module is missing.
+"""The RoPE table: by the native module, or in Python for machines that have none.
 
-The twin of cpp/rope_table.cpp, operation by operation, so both give the same bits
+The Python is the twin of cpp/rope_table.cpp, operation by operation, so both give the same bits
 (docs/numerics.md section 4). Only + - * / in fp64 and an exact fma are used, each rounded once:
 numpy's are the machine's own, and never its cos, sin or pow. Sources: error-free sums and products
 of Knuth and Dekker; Taylor and atanh series.
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from isobatch_kernels.program import RopeSpec
     from isobatch_kernels.step import Float32
 
 Float64 = npt.NDArray[np.float64]
@@ -223,4 +224,27 @@ def rope_table(
             table[begin:end, :, column] = values
     table[np.abs(table) < _TABLE_FLOOR] = 0
     table.flags.writeable = False
+    return table
+
+
+def build_rope_table(rope: RopeSpec, context_length: int) -> Float32:
+    """(context_length, rotary_dim/2, 2) cos and sin: by the native module, or its twin in Python.
+
+    Both give the same bits, and so the same digest in the numeric class.
+    """
+    try:
+        from isobatch_kernels import _cpu
+    except ImportError:
+        return rope_table(
+            context_length,
+            rope.rotary_dim,
+            rope.base,
+            rope.frequency_factors,
+            rope.position_scale,
+        )
+    table = np.empty((context_length, rope.rotary_dim // 2, 2), np.float32)
+    factors = None
+    if rope.frequency_factors is not None:
+        factors = np.asarray(rope.frequency_factors, np.float32)
+    _cpu.reference.rope_table(table, rope.rotary_dim, rope.base, factors, rope.position_scale)
     return table

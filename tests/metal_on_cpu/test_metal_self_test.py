@@ -10,10 +10,11 @@ import pytest
 
 from isobatch_kernels.metal import exact, self_test
 from isobatch_kernels.metal.arrays import KernelFactory
-from isobatch_kernels.metal.create import build_rope_table, create_metal_backend, metal_is_available
+from isobatch_kernels.metal.create import create_metal_backend, metal_is_available
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import LinearProfile
 from isobatch_kernels.metal_backend import MetalLimits
+from isobatch_kernels.rope_table import build_rope_table
 from isobatch_kernels.self_test import tiny_program
 from tests.metal_on_cpu.backends import metal_backend, rope_table
 from tests.metal_on_cpu.cases.common import assert_same_bits, quantized

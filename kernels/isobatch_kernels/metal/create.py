@@ -6,19 +6,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from isobatch_kernels.metal.arrays import MlxArrays
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import LinearProfile
 from isobatch_kernels.metal.self_test import formats_of, verified_profile
 from isobatch_kernels.metal_backend import MetalBackend, MetalLimits, MetalProfile
-from isobatch_kernels.rope_table import rope_table as python_rope_table
+from isobatch_kernels.rope_table import build_rope_table
 
 if TYPE_CHECKING:
     from isobatch_kernels.metal.arrays import KernelFactory
-    from isobatch_kernels.program import Program, RopeSpec
-    from isobatch_kernels.step import Float32
+    from isobatch_kernels.program import Program
 
 _log = logging.getLogger(__name__)
 
@@ -38,29 +35,6 @@ def mlx_kernel_factory() -> KernelFactory:
 
     factory: Any = mx.fast.metal_kernel
     return factory  # type: ignore[no-any-return]
-
-
-def build_rope_table(rope: RopeSpec, context_length: int) -> Float32:
-    """(context_length, rotary_dim/2, 2) cos and sin: by the native module, or its twin in Python.
-
-    Both give the same bits, and so the same digest in the numeric class.
-    """
-    try:
-        from isobatch_kernels import _cpu
-    except ImportError:
-        return python_rope_table(
-            context_length,
-            rope.rotary_dim,
-            rope.base,
-            rope.frequency_factors,
-            rope.position_scale,
-        )
-    table = np.empty((context_length, rope.rotary_dim // 2, 2), np.float32)
-    factors = None
-    if rope.frequency_factors is not None:
-        factors = np.asarray(rope.frequency_factors, np.float32)
-    _cpu.reference.rope_table(table, rope.rotary_dim, rope.base, factors, rope.position_scale)
-    return table
 
 
 def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import isobatch_kernels
-from isobatch_kernels.metal.create import build_rope_table
 from isobatch_kernels.program import RopeSpec
-from isobatch_kernels.rope_table import fma, rope_table
+from isobatch_kernels.rope_table import build_rope_table, fma, rope_table
 from tests.support.kernel_programs import native
 
 FLOATS = st.floats(-(2.0**200), 2.0**200).filter(lambda x: x == 0 or abs(x) > 2.0**-200)
