@@ -82,7 +82,7 @@ def kernels(config: configuration.ExecutorConfig) -> tuple[BackendFactory, SelfT
     error = backend_error(config.backend, config.unit)
     if error is not None:
         raise StartError(f"[kernels] {error}")
-    return create_backend, self_test_of(config.unit)
+    return create_backend, self_test_of(config.backend, config.unit)
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

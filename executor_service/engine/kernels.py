@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from executor_service.engine.capabilities import SelfTestResult
 from isobatch_kernels.dispatch import (
+    DEVICES,
     FAST_UNITS,
     UNIT_VARIABLE,
     available_units,
     backend_error,
     create_backend,
+    device_is_available,
 )
 
 if TYPE_CHECKING:
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["backend_error", "create_backend", "self_test_of"]
 
 
-def self_test_of(asked_unit: str) -> SelfTest:
+def self_test_of(asked_backend: str, asked_unit: str) -> SelfTest:
     """Return the account of the self-test behind a choice of backend.
 
     Metal's is kept by the backend. Left to choose a unit of the CPU, the dispatcher takes the
     fastest whose bits are the reference's, so every faster one that this machine has was refused.
-    A unit that was asked for by name is not tested.
+    So was a device, where the choice was free and the CPU computes. A unit that was asked for by
+    name is not tested.
     """
     named = asked_unit if asked_unit != "auto" else os.environ.get(UNIT_VARIABLE, "")
 
@@ -44,6 +47,9 @@ def self_test_of(asked_unit: str) -> SelfTest:
 
         faster = FAST_UNITS[: FAST_UNITS.index(unit)]
         refused = tuple(each for each in faster if each in available_units())
-        return SelfTestResult(NUM_CASES * (len(refused) + 1), refused)
+        num_cases = NUM_CASES * (len(refused) + 1)
+        if asked_backend == "auto":
+            refused = (*filter(device_is_available, DEVICES), *refused)
+        return SelfTestResult(num_cases, refused)
 
     return result

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
+    "DEVICES",
     "FAST_UNITS",
     "UNITS",
     "UNIT_VARIABLE",
@@ -29,6 +30,7 @@ __all__ = [
     "backend_error",
     "choose_unit",
     "create_backend",
+    "device_is_available",
 ]
 
 # In the order in which "auto" looks for them; at most one is in a machine.

@@ -61,7 +61,7 @@ def _config(backend: str) -> ExecutorConfig:
 
 
 def _build(model: ModelLocation, backend: str) -> Engine:
-    return build_engine(_config(backend), model, create_backend, self_test_of("auto"))
+    return build_engine(_config(backend), model, create_backend, self_test_of(backend, "auto"))
 
 
 def _answers(engine: Engine) -> tuple[list[bytes], set[int]]:

@@ -25,14 +25,15 @@ class _Backend:
         self.unit = unit
 
 
-def _account(asked: str, got: str) -> SelfTestResult:
-    result: SelfTestResult = kernels.self_test_of(asked)(_Backend(got))
+def _account(asked: str, got: str, backend: str = "auto") -> SelfTestResult:
+    result: SelfTestResult = kernels.self_test_of(backend, asked)(_Backend(got))
     return result
 
 
 @pytest.fixture(autouse=True)
 def _all_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "available_units", lambda: ("vnni", "avx2", "scalar"))
+    monkeypatch.setattr(kernels, "device_is_available", lambda _: False)
     monkeypatch.delenv(kernels.UNIT_VARIABLE, raising=False)
 
 
@@ -49,6 +50,12 @@ def test_a_unit_asked_for_by_name_is_not_tested(monkeypatch: pytest.MonkeyPatch)
     assert _account("scalar", "scalar") == SelfTestResult(0, ())
     monkeypatch.setenv(kernels.UNIT_VARIABLE, "avx2")
     assert _account("auto", "avx2") == SelfTestResult(0, ())
+
+
+def test_a_device_that_could_not_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "device_is_available", lambda device: device == "metal")
+    assert _account("auto", "vnni") == SelfTestResult(self_test.NUM_CASES, ("metal",))
+    assert _account("auto", "vnni", "cpu") == SelfTestResult(self_test.NUM_CASES, ())
 
 
 def test_a_backend_without_a_self_test_of_its_own_has_no_cases() -> None:
