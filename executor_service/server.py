@@ -68,6 +68,9 @@ class Server:
 
     async def run(self) -> int:
         """Serve until a signal asks to stop; return the exit code."""
+        # Before anything can be seen from outside: whoever sees it may send a signal.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
         path = socket_paths.socket_path(self._config.listen)
         try:
             socket_paths.prepare(path)
@@ -113,9 +116,6 @@ class Server:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         await self._set_health(is_serving=False)
-        # Before the socket is there: whoever sees it may send a signal.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
         try:
             server.add_insecure_port(self._config.listen)
             socket_paths.make_private(path)
