@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from scheduler_service.client import AsyncClient, GenerationParams
 
+_PAUSE_SECONDS = 0.05
+
 
 @dataclass(slots=True)
 class Load:
@@ -17,6 +19,16 @@ class Load:
 
     num_answers: int = 0
     errors: list[BaseException] = field(default_factory=list)
+    is_paused: bool = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ask nothing new for the time of a block; answers that have begun go on to their end."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
 
 
 @contextlib.contextmanager
@@ -29,6 +41,9 @@ def steady_load(
     async def stream(client: AsyncClient, number: int) -> None:
         turn = 0
         while not stop.is_set():
+            if load.is_paused:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
             text = prompt * (1 + number % 4 + turn % 3)
             params = GenerationParams(
                 max_tokens=max_tokens, temperature=0.7 * (number % 2), seed=turn, ignore_eos=True

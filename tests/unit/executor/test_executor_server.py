@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_signals_are_heeded_before_anything_else_happens(
     config = ExecutorConfig(model="m", listen=f"unix:{tmp_path}/x.sock")
     location = ModelLocation(tmp_path / "m.gguf", "m")
 
-    def never(*_: object) -> NoReturn:
+    def never(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("nothing is to be loaded")
 
     async def run() -> int:
