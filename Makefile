@@ -1,8 +1,10 @@
 # The everyday commands. Each sets up what it needs by itself; `make` alone lists them.
 
-PROMPT ?= Hello! In two sentences: who are you, and what can you help me with?
-# As typed: a dollar sign in a question is not make's business.
-override PROMPT := $(value PROMPT)
+DEFAULT_PROMPT := Hello! In two sentences: who are you, and what can you help me with?
+# As typed: a dollar sign in a question is not make's business. No question is the default one.
+override PROMPT := $(if $(value PROMPT),$(value PROMPT),$(DEFAULT_PROMPT))
+# A small model may talk for ever.
+MAX_TOKENS ?= 400
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Tests of one file stay together, so that what they share (a model, two services) starts once.
@@ -22,7 +24,7 @@ setup: ## Set up everything for development in $(VENV)
 
 run: ## Answer PROMPT="..." with a real model, from a standing start
 	@scripts/setup run
-	@$(BIN)/isobatch generate --serve --prompt "$$PROMPT"
+	@$(BIN)/isobatch generate --serve --max-tokens $(MAX_TOKENS) --prompt "$$PROMPT"
 	@printf '\nAnother question:   make run PROMPT="..."\n' >&2
 	@printf 'A server that stays: make serve, then %s/isobatch chat\n' '$(BIN)' >&2
 

@@ -50,7 +50,8 @@ def command(
     """Answer one prompt.
 
     The answer streams to standard output. On a terminal, or with --stats, a line about it follows
-    on standard error. With --json one object is printed when the answer is complete.
+    on standard error, and one more when --max-tokens cut the answer. With --json one object is
+    printed when the answer is complete.
     """
     if raw and system:
         raise click.UsageError("--system needs the chat template: leave --raw out")
@@ -72,8 +73,22 @@ def command(
         )
         if as_json:
             output.write_json(completion)
+        elif _is_cut(completion, sampling["max_tokens"]):
+            count = completion.usage.num_generated_tokens
+            output.note(f"The answer was cut at {count} tokens; --max-tokens allows more.")
         if show_stats or (not as_json and sys.stderr.isatty()):
             output.note(output.stats_line(completion))
+
+
+def _is_cut(completion: Completion, max_tokens: int | None) -> bool:
+    """Whether the answer ended because the user's limit was reached, and nothing else."""
+    from scheduler_service.client import FinishReason
+
+    return (
+        max_tokens is not None
+        and completion.finish_reason is FinishReason.LENGTH
+        and completion.usage.num_generated_tokens >= max_tokens
+    )
 
 
 def _prompt(text: str, system: str, *, raw: bool) -> Prompt:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from isobatch.scheduler.v1 import scheduler_service_pb2
+from isobatch.scheduler.v1 import sampling_pb2, scheduler_service_pb2
 from scheduler_service.cli import app
 from scheduler_service.cli.failures import (
     EXIT_CONFIGURATION,
@@ -38,10 +38,35 @@ def run(fake: FakeScheduler) -> Run:
 
 def test_generate_streams_the_answer(run: Run, fake: FakeScheduler) -> None:
     """Standard output holds the answer and nothing else; without a terminal no remark follows."""
-    result = run("generate", "-p", "hello", "-n", "3")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "w0 w1 w2 \n", "")
+    result = run("generate", "-p", "hello")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "w0 w1 w2 w3 w4 \n", "")
     (request,) = fake.requests
     assert [(turn.role, turn.content) for turn in request.chat.messages] == [("user", "hello")]
+
+
+def test_generate_says_that_the_limit_cut_the_answer(run: Run) -> None:
+    """On standard error, and not in JSON, which has the reason."""
+    result = run("generate", "-p", "hello", "-n", "3")
+    assert (result.exit_code, result.stdout) == (0, "w0 w1 w2 \n")
+    assert result.stderr == "The answer was cut at 3 tokens; --max-tokens allows more.\n"
+    assert run("generate", "-p", "hello", "-n", "3", "--json").stderr == ""
+
+
+def test_an_answer_that_ends_by_itself_at_the_limit_is_not_cut(
+    run: Run, fake: FakeScheduler
+) -> None:
+    """The reason decides, not the count."""
+
+    def stop(
+        request: scheduler_service_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_service_pb2.GenerateResponse]:
+        *deltas, last = fake_scheduler.answer(request, context)
+        last.finished.reason = sampling_pb2.FINISH_REASON_STOP
+        yield from (*deltas, last)
+
+    fake.script = stop
+    result = run("generate", "-p", "x", "-n", "3")
+    assert (result.stdout, result.stderr) == ("w0 w1 w2 \n", "")
 
 
 def test_generate_options_reach_the_request(run: Run, fake: FakeScheduler) -> None:

@@ -48,10 +48,13 @@ def test_help_is_the_default_and_lists_every_target(repository: Path) -> None:
         assert f"make {target} " in said
 
 
-def test_run_sets_up_and_asks_the_default_question(repository: Path) -> None:
-    said = make(repository, "run")
+@pytest.mark.parametrize("arguments", [(), ("PROMPT=",)], ids=["none", "empty"])
+def test_run_sets_up_and_asks_the_default_question(
+    repository: Path, arguments: tuple[str, ...]
+) -> None:
+    said = make(repository, "run", *arguments)
     assert said.startswith("setup run\n")
-    assert "<isobatch><generate><--serve><--prompt><Hello!" in said
+    assert "<isobatch><generate><--serve><--max-tokens><400><--prompt><Hello!" in said
 
 
 @pytest.mark.parametrize(
