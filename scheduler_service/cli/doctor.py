@@ -56,6 +56,7 @@ def command(config: str | None, is_metal: bool, as_json: bool) -> None:
         click.get_current_context().exit(metal())
     arguments = ["--config", config] if config else []
     checks = [*system(), *installation(), *configuration(arguments), *executor(arguments)]
+    checks.append(supervision())
     failed = [each["name"] for each in checks if each["state"] == FAILED]
     if as_json:
         output.write_json({"healthy": not failed, "checks": checks})
@@ -140,6 +141,20 @@ def configuration(arguments: list[str]) -> list[Check]:
             found += sockets(name, path)
     found.append(port("scheduler", settings.metrics_port))
     return found
+
+
+def supervision() -> Check:
+    """Ask whether `isobatch service` has something to work with; other ways of running need not."""
+    from scheduler_service.cli.service import manager
+    from scheduler_service.service_manager.spec import ManagerError
+
+    what = "service manager"
+    try:
+        manager().probe()
+    except (ManagerError, Failure) as error:
+        words, _, advice = str(error).partition("\n")
+        return _check(what, WARNING, words, advice)
+    return _check(what, OK, "launchd" if sys.platform == "darwin" else "systemd, for this user")
 
 
 def sockets(name: str, path: Path) -> list[Check]:

@@ -117,6 +117,7 @@ def install(config: Path | None, is_printed: bool) -> None:
                 click.echo(f"# {path}\n{content.decode()}")
             return
         file = _config_file(config)
+        manager().probe()
         if not file.exists():
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.write_text(_FIRST_FILE)
@@ -136,12 +137,14 @@ def _prepare(file: Path) -> None:
         children.pull(EMBEDDED_MODEL)
 
 
-def _verb(name: str, text: str, act: Callable[[Manager, tuple[str, ...]], None]) -> None:
+def _verb(name: str, text: str, act: Callable[[Manager, tuple[str, ...]], str | None]) -> None:
     @command.command(name, help=text)
     @click.argument("service", type=click.Choice(NAMES), required=False)
     def verb(service: str | None) -> None:
         with _failures():
-            act(manager(), (service,) if service else NAMES)
+            left = act(manager(), (service,) if service else NAMES)
+        if left:
+            output.note(left)
 
 
 _verb("uninstall", "Stop the services and remove them; the configuration file and logs stay.",

@@ -85,6 +85,9 @@ class Launchd:
         """Return the property lists."""
         return {self._path(spec.name): plistlib.dumps(property_list(spec)) for spec in specs}
 
+    def probe(self) -> None:
+        """Every user of a Mac has a launchd: there is nothing to find out."""
+
     def install(self, specs: Sequence[Spec]) -> None:
         """Write the property lists, replace what runs, and start the services."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -97,11 +100,12 @@ class Launchd:
             self._bootout(spec.name)
             self._bootstrap(spec.name)
 
-    def uninstall(self, names: Sequence[str]) -> None:
+    def uninstall(self, names: Sequence[str]) -> str:
         """End the jobs and remove their files."""
         for name in reversed(names):
             self._bootout(name)
             self._path(name).unlink(missing_ok=True)
+        return ""
 
     def start(self, names: Sequence[str]) -> None:
         """Load jobs that are not loaded, and start those that do not run."""

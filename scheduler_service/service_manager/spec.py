@@ -73,12 +73,19 @@ class Manager(Protocol):
         """Return the files that describe the services."""
         ...
 
+    def probe(self) -> None:
+        """Raise ManagerError, with a hint on a line of its own, where nothing supervises."""
+        ...
+
     def install(self, specs: Sequence[Spec]) -> None:
         """Write the files, replace what runs, and start the services."""
         ...
 
-    def uninstall(self, names: Sequence[str]) -> None:
-        """Stop the services and remove their files; what is not there is no error."""
+    def uninstall(self, names: Sequence[str]) -> str:
+        """Stop the services and remove their files; what is not there is no error.
+
+        Returns what could not be done besides, in words; empty when all was.
+        """
         ...
 
     def start(self, names: Sequence[str]) -> None:

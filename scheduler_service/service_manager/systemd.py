@@ -19,6 +19,10 @@ from scheduler_service.service_manager.spec import (
 )
 
 _PROPERTIES: Final = ("LoadState", "ActiveState", "MainPID", "ExecMainStatus", "ExecMainCode")
+_HINT: Final = (
+    "Without it: make serve, or isobatch serve. A user who comes by ssh or su may need: "
+    "sudo loginctl enable-linger USER, and a new login."
+)
 
 
 def unit_name(name: str) -> str:
@@ -76,6 +80,20 @@ class Systemd:
         """Return the unit files."""
         return {self._path(spec.name): unit_text(spec).encode() for spec in specs}
 
+    def probe(self) -> None:
+        """Raise ManagerError where no systemd answers this user."""
+        try:
+            done = self._run(["systemctl", "--user", "show", "--property=Version"])
+        except FileNotFoundError:
+            words = "no systemctl"
+        else:
+            if done.returncode == 0:
+                return
+            words = done.stderr.strip()
+        raise ManagerError(
+            f"[service] the user's systemd must answer, got {words or 'no answer'}\n{_HINT}"
+        )
+
     def install(self, specs: Sequence[Spec]) -> None:
         """Write the units, replace what runs, and start the services."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -86,14 +104,24 @@ class Systemd:
         self._systemctl("enable", *units)
         self._systemctl("restart", *units)
 
-    def uninstall(self, names: Sequence[str]) -> None:
-        """Stop the units and remove their files."""
+    def uninstall(self, names: Sequence[str]) -> str:
+        """Stop the units and remove their files, these even where no systemd answers."""
         there = [name for name in names if self._path(name).exists()]
-        if there:
-            self._systemctl("disable", "--now", *(unit_name(name) for name in reversed(there)))
+        if not there:
+            return ""
+        try:
+            self.probe()
+        except ManagerError as error:
             for name in there:
                 self._path(name).unlink()
-            self._systemctl("daemon-reload")
+                self._wanted(name).unlink(missing_ok=True)
+            words = str(error).partition("\n")[0]
+            return f"{words}: the units are removed, but what still runs was not stopped"
+        self._systemctl("disable", "--now", *(unit_name(name) for name in reversed(there)))
+        for name in there:
+            self._path(name).unlink()
+        self._systemctl("daemon-reload")
+        return ""
 
     def start(self, names: Sequence[str]) -> None:
         """Start the units."""
@@ -129,6 +157,10 @@ class Systemd:
 
     def _path(self, name: str) -> Path:
         return self._folder / unit_name(name)
+
+    def _wanted(self, name: str) -> Path:
+        """Where `systemctl enable` links the unit for the next login."""
+        return self._folder / "default.target.wants" / unit_name(name)
 
     def _installed(self, names: Sequence[str]) -> list[str]:
         for name in names:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from scheduler_service.cli import app, children, service
+from scheduler_service.cli import app, children, doctor, service
 from scheduler_service.service_manager.launchd import Launchd
 from scheduler_service.service_manager.spec import Manager, Status
 from scheduler_service.service_manager.systemd import Systemd
@@ -57,6 +57,30 @@ def test_install_writes_configuration_and_files(
     assert (refused.exit_code, "did you mean executor?" in refused.stderr) == (78, True)
     assert _run(tmp_path, "service", "uninstall").exit_code == 0
     assert config.exists()
+
+
+def test_install_without_a_bus_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = FakeTool({("--user",): (1, "Failed to connect to bus")})
+    system = Systemd(tmp_path / ".config", tool)
+    monkeypatch.setattr(service, "manager", lambda: system)
+    monkeypatch.setattr(children, "pull", lambda _: pytest.fail("nothing is to be fetched"))
+    done = _run(tmp_path, "service", "install")
+    assert done.exit_code == 1
+    assert "got Failed to connect to bus\n" in done.stderr
+    assert "loginctl enable-linger" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    units = tmp_path / ".config" / "systemd" / "user"
+    units.mkdir(parents=True)
+    (units / "isobatch-executor.service").touch()
+    removed = _run(tmp_path, "service", "uninstall")
+    assert (removed.exit_code, "the units are removed" in removed.stderr) == (0, True)
+    assert list(units.iterdir()) == []
+    check = doctor.supervision()
+    assert (check["state"], "make serve" in check["advice"]) == ("warning", True)
+    tool.answers.clear()
+    assert doctor.supervision()["state"] == "ok"
 
 
 def test_status_words_and_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,8 +80,8 @@ def test_commands(specs: list[Spec], tmp_path: Path) -> None:
     both = ["isobatch-executor.service", "isobatch-scheduler.service"]
     assert [words[1:] for words in tool.commands] == [
         ["daemon-reload"], ["enable", *both], ["restart", *both], ["start", *both],
-        ["stop", *both[::-1]], ["restart", both[1]], ["disable", "--now", *both[::-1]],
-        ["daemon-reload"],
+        ["stop", *both[::-1]], ["restart", both[1]], ["show", "--property=Version"],
+        ["disable", "--now", *both[::-1]], ["daemon-reload"],
     ]  # fmt: skip
     assert list((tmp_path / "systemd" / "user").iterdir()) == []
     tool.commands.clear()
@@ -94,6 +95,31 @@ def test_a_refusal_is_passed_on(specs: list[Spec], tmp_path: Path) -> None:
     tool = FakeTool({("--user", "enable"): (1, "Failed to connect to bus")})
     with pytest.raises(ManagerError, match="systemctl enable failed: Failed to connect to bus"):
         Systemd(tmp_path, tool).install(specs)
+
+
+def test_without_a_bus_the_files_go_all_the_same(specs: list[Spec], tmp_path: Path) -> None:
+    tool = FakeTool()
+    system = Systemd(tmp_path, tool)
+    system.probe()
+    system.install(specs)
+    folder = tmp_path / "systemd" / "user"
+    wanted = folder / "default.target.wants"
+    wanted.mkdir()
+    (wanted / "isobatch-executor.service").symlink_to(folder / "isobatch-executor.service")
+    tool.answers = {("--user",): (1, "Failed to connect to bus")}
+    with pytest.raises(ManagerError, match=r"got Failed to connect to bus\n.*loginctl"):
+        system.probe()
+    said = system.uninstall(NAMES)
+    assert "Failed to connect to bus: the units are removed" in said
+    assert [path.name for path in folder.rglob("*")] == ["default.target.wants"]
+
+
+def test_a_system_without_systemctl(tmp_path: Path) -> None:
+    def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        raise FileNotFoundError(2, "No such file", argv[0])
+
+    with pytest.raises(ManagerError, match=r"got no systemctl\n.*isobatch serve"):
+        Systemd(tmp_path, run).probe()
 
 
 def test_status(specs: list[Spec], tmp_path: Path) -> None:
