@@ -80,6 +80,8 @@ def locate(
         return ModelLocation(path, model_id or path.stem)
     if path.is_dir():
         return ModelLocation(model_in(path), model_id or path.resolve().name)
+    if _is_meant_as_path(name):
+        raise ModelError(f"[model] the file must exist, got {name}")
     if _REPOSITORY.fullmatch(name):
         snapshot = repository_snapshot(name, environ)
         if snapshot is None:
@@ -89,6 +91,11 @@ def locate(
         f"[model] a model must be one of {', '.join(ALIASES)}, a .gguf file, a directory or a "
         f"repository id such as owner/name, got {name}"
     )
+
+
+def _is_meant_as_path(name: str) -> bool:
+    """Whether a name that nothing bears can only have been a path."""
+    return name.endswith(".gguf") or name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def model_in(folder: Path) -> Path:
@@ -129,5 +136,5 @@ def repository_snapshot(name: str, environ: Mapping[str, str] | None = None) -> 
 def _missing(name: str) -> ModelError:
     return ModelError(
         f"[model] {name} must be on this machine, got nothing. Fetch it once with: "
-        f"python -m executor_service.models.pull {name}"
+        f"isobatch pull {name}"
     )

@@ -118,7 +118,7 @@ def test_takes_over_the_socket_of_a_killed_process_but_not_of_a_live_one(
 
 def test_a_model_that_is_not_here_names_the_command(folder: Path) -> None:
     said = _refused("--listen", f"unix:{folder}/x.sock")
-    assert "python -m executor_service.models.pull smollm2-135m-instruct" in said
+    assert "Fetch it once with: isobatch pull smollm2-135m-instruct" in said
 
 
 def test_a_damaged_model_is_named(folder: Path, model: Path) -> None:

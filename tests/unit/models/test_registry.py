@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,7 @@ def test_an_alias_is_a_file_in_the_cache(tmp_path: Path) -> None:
     environ = {"ISOBATCH_CACHE": str(tmp_path)}
     path = alias_path(DEFAULT_MODEL, environ)
     assert path.is_relative_to(tmp_path)
-    with pytest.raises(
-        ModelError, match=r"python -m executor_service\.models\.pull smollm2-135m-instruct$"
-    ):
+    with pytest.raises(ModelError, match=r": isobatch pull smollm2-135m-instruct$"):
         locate(DEFAULT_MODEL, environ=environ)
     path.parent.mkdir(parents=True)
     path.touch()
@@ -62,7 +61,7 @@ def test_a_directory_is_a_model_or_holds_one_file(tmp_path: Path) -> None:
 
 def test_a_repository_is_found_in_the_hugging_face_cache(tmp_path: Path) -> None:
     environ = {"HF_HUB_CACHE": str(tmp_path)}
-    with pytest.raises(ModelError, match=r"models\.pull some-owner/name$"):
+    with pytest.raises(ModelError, match=r": isobatch pull some-owner/name$"):
         locate("some-owner/name", environ=environ)
     folder = tmp_path / "models--some-owner--name"
     snapshot = folder / "snapshots" / "abc"
@@ -78,6 +77,16 @@ def test_the_hugging_face_cache_follows_its_variables() -> None:
     assert hub_folder({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
     assert hub_folder({"HF_HOME": "/b"}) == Path("/b/hub")
     assert hub_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
+
+
+@pytest.mark.parametrize(
+    "name", ["/nope/x.gguf", "x.gguf", "models/x.gguf", "./models", "~/nope", "a/b/c"]
+)
+def test_a_path_that_leads_nowhere_is_named(name: str) -> None:
+    with pytest.raises(
+        ModelError, match=rf"^\[model\] the file must exist, got {re.escape(name)}$"
+    ):
+        locate(name)
 
 
 def test_anything_else_is_refused_with_the_choices() -> None:
