@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from isobatch_kernels.program import (
     RopeWriteKV,
     RowStatistics,
 )
-from isobatch_kernels.step import Float32, Stat, StepInput
+from isobatch_kernels.step import Backend, Float32, Stat, StepInput
 
 _ROWS = (1, 2, 3, 5, 8, 9, 17)
 _OUTPUTS = (1, 8, 31, 33, 50)
@@ -92,7 +92,8 @@ def first_difference(unit: str) -> str | None:
             weight = random_weight(rng, outputs, inputs, bits, group_size, half=half)
             if not _layers_agree(rng, unit, weight, block):
                 return f"linear, {bits} bits, groups of {group_size}, {inputs} to {outputs}"
-    return None if _programs_agree(rng, unit) else "a whole program"
+    is_equal = programs_agree(rng, lambda program, limits: CpuBackend(program, limits, unit=unit))
+    return None if is_equal else "a whole program"
 
 
 def _layers_agree(rng: np.random.Generator, unit: str, weight: QuantizedWeight, block: int) -> bool:
@@ -124,11 +125,16 @@ def _same_bits(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _programs_agree(rng: np.random.Generator, unit: str) -> bool:
-    """A two-layer model with odd sizes: a prefill of two rows, then one decode step."""
+def programs_agree(rng: np.random.Generator, make: Callable[[Program, CpuLimits], Backend]) -> bool:
+    """A two-layer model with odd sizes: a prefill of two rows, then one decode step.
+
+    Args:
+        rng: draws the model and its steps.
+        make: makes the backend that is compared with the CPU's reference.
+    """
     program = tiny_program(rng)
     limits = CpuLimits(40, 16, 4, 600, num_threads=1)
-    backends = [CpuBackend(program, limits, unit=name) for name in (unit, "reference")]
+    backends = make(program, limits), CpuBackend(program, limits, unit="reference")
     for step in _steps(rng):
         got, expected = (backend.run(step) for backend in backends)
         for name in ("logits", "argmax_ids", "normalizers", "quantile_ids", "top_k_ids"):

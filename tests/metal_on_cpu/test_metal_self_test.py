@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isobatch_kernels.metal import exact, self_test
+from isobatch_kernels.metal import create, exact, self_test
 from isobatch_kernels.metal.arrays import KernelFactory
-from isobatch_kernels.metal.create import create_metal_backend, metal_is_available
+from isobatch_kernels.metal.create import (
+    check_whole_steps,
+    create_metal_backend,
+    metal_is_available,
+)
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import LinearProfile
 from isobatch_kernels.metal_backend import MetalLimits
@@ -97,6 +101,41 @@ def test_without_a_right_fallback_the_device_is_refused() -> None:
     wrong = faulty("gemv_multi", old, "total = parts[i * STEP * 32 + at] - total;")
     with pytest.raises(RuntimeError, match="gemv_multi must equal the contract"):
         self_test.verified_profile(Launcher(wrong, NumpyArrays()), LinearProfile(), FORMAT)
+
+
+def test_whole_steps_are_compared() -> None:
+    """Every other kernel, by a tiny model: a prefill over the border of a chunk, then decoding."""
+    factory = EmulatedKernelFactory()
+    assert check_whole_steps(factory, NumpyArrays(), LinearProfile()) == 1
+    names = {name.removeprefix("isobatch_") for name in factory.launches}
+    assert {
+        *("embed", "norm_quantize", "quantize", "gate_quantize", "rope_write_kv", "gemv_multi"),
+        *("attention_prefill", "attention_decode", "attention_merge"),
+        *("apply_edits", "row_maximum", "chunk_sums", "quantile", "top_k"),
+    } <= names
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("rope_write_kv", "fma(x0, s, x1 * c)", "x0 * s + x1 * c"),
+        ("attention_merge", "l = fma(l, fa, chunk_l * fc);", "l = fma(l, fc, chunk_l * fa);"),
+    ],
+)
+def test_a_wrong_kernel_without_a_fallback_refuses_the_device(
+    name: str, old: str, new: str
+) -> None:
+    """One more rounding in what the cache holds; chunks of attention weighted the other way."""
+    with pytest.raises(RuntimeError, match="must equal the reference, got other bits"):
+        check_whole_steps(faulty(name, old, new), NumpyArrays(), LinearProfile())
+
+
+def test_without_the_reference_there_is_nothing_to_compare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Mac without the native module."""
+    monkeypatch.setattr(create, "native_module_error", lambda: "not built")
+    assert check_whole_steps(FACTORY, NumpyArrays(), LinearProfile()) == 0
 
 
 def test_a_model_names_its_formats() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from isobatch_kernels.cpu_units import native_module_error
 from isobatch_kernels.metal.arrays import MlxArrays
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import LinearProfile
@@ -14,7 +18,8 @@ from isobatch_kernels.metal_backend import MetalBackend, MetalLimits, MetalProfi
 from isobatch_kernels.rope_table import build_rope_table
 
 if TYPE_CHECKING:
-    from isobatch_kernels.metal.arrays import KernelFactory
+    from isobatch_kernels.cpu_backend import CpuLimits
+    from isobatch_kernels.metal.arrays import ArrayLibrary, KernelFactory
     from isobatch_kernels.program import Program
 
 _log = logging.getLogger(__name__)
@@ -37,8 +42,44 @@ def mlx_kernel_factory() -> KernelFactory:
     return factory  # type: ignore[no-any-return]
 
 
+def check_whole_steps(factory: KernelFactory, arrays: ArrayLibrary, linear: LinearProfile) -> int:
+    """Compares steps of a tiny model, so every kind of op, with the CPU's reference.
+
+    Linear layers run by the path that all others fall back to: `verified_profile` compares them.
+
+    Returns:
+        The number of comparisons: 0 where the native module, which has the reference, is missing.
+
+    Raises:
+        RuntimeError: one bit differs.
+    """
+    if native_module_error() is not None:
+        return 0
+    from isobatch_kernels.self_test import programs_agree
+
+    profile = MetalProfile(linear=replace(linear, use_gemv=False, use_gemm=False))
+
+    def make(program: Program, sizes: CpuLimits) -> MetalBackend:
+        table = build_rope_table(program.rope, program.dimensions.context_length)
+        limits = MetalLimits(
+            sizes.num_blocks, sizes.block_size, sizes.max_num_seqs, sizes.max_num_batched_tokens
+        )
+        return MetalBackend(
+            program,
+            limits,
+            kernel_factory=factory,
+            arrays=arrays,
+            rope_table=table,
+            profile=profile,
+        )
+
+    if not programs_agree(np.random.default_rng(1), make):
+        raise RuntimeError("[metal] steps of a tiny model must equal the reference, got other bits")
+    return 1
+
+
 def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:
-    """A backend whose kernel paths were compared with the contract on this device.
+    """A backend whose kernels were compared with the contract on this device.
 
     Raises:
         RuntimeError: no Metal device, or the kernels give other bits.
@@ -52,15 +93,14 @@ def create_metal_backend(program: Program, limits: MetalLimits) -> MetalBackend:
     mx.set_default_device(mx.gpu)  # custom kernels run nowhere else
     factory, arrays = mlx_kernel_factory(), MlxArrays()
     verified = verified_profile(Launcher(factory, arrays), LinearProfile(), formats_of(program))
+    cases = verified.num_cases + check_whole_steps(factory, arrays, verified.profile)
     backend = MetalBackend(
         program,
         limits,
         kernel_factory=factory,
         arrays=arrays,
         rope_table=build_rope_table(program.rope, program.dimensions.context_length),
-        profile=MetalProfile(
-            linear=verified.profile, tested_cases=verified.num_cases, refused=verified.refused
-        ),
+        profile=MetalProfile(linear=verified.profile, tested_cases=cases, refused=verified.refused),
     )
     backend.warm_up()
     _log.info("Metal kernels self-tested and compiled in %.1f s", time.perf_counter() - begin)
