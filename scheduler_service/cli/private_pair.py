@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import tempfile
 import threading
 from collections import deque
@@ -25,6 +28,8 @@ from scheduler_service.runtime_paths import (
 
 # Enough to hold a traceback and what led to it.
 _KEPT_LINES: Final = 60
+# Every error names what it is about in brackets.
+_ERROR: Final = re.compile(r"\[[a-z][a-z0-9_]*\] .+")
 # The command has its answer or its error by then; nothing is left to finish.
 _GRACE_SECONDS: Final = 3.0
 
@@ -35,12 +40,12 @@ def private_pair(
 ) -> Iterator[str]:
     """Start both services and give the scheduler's address once it serves.
 
-    Raises Failure with the last lines of their output when one of them cannot start. A death later
-    on is mended as in `serve`, and the answer goes on.
+    Raises Failure when one of them cannot start: with its own error, or else with the last lines of
+    its output. A death later on is mended as in `serve`, and the answer goes on.
     """
-    log: deque[str] = deque(maxlen=_KEPT_LINES)
+    log: deque[tuple[str, str]] = deque(maxlen=_KEPT_LINES)
     supervisor = Supervisor(
-        lambda name, line: log.append(f"{name} | {line}"),
+        lambda name, line: log.append((name, line)),
         policy=RestartPolicy(max_quick_deaths=2),
         grace_seconds=_GRACE_SECONDS,
     )
@@ -79,10 +84,35 @@ def private_pair(
                 watcher.join()
 
 
-def _start_failure(supervisor: Supervisor, watcher: threading.Thread, log: deque[str]) -> Failure:
+def _start_failure(
+    supervisor: Supervisor, watcher: threading.Thread, log: deque[tuple[str, str]]
+) -> Failure:
     # The last words of a child may still be on their way.
     watcher.join()
     failure = supervisor.failure
-    is_configuration = failure is not None and failure.returncode == EXIT_CONFIGURATION
-    code = EXIT_CONFIGURATION if is_configuration else EXIT_UNAVAILABLE
-    return Failure("\n".join([*log, str(failure)]), code)
+    if failure is None:
+        return Failure("\n".join(f"{name} | {line}" for name, line in log), EXIT_UNAVAILABLE)
+    last_run = _last_run([line for name, line in log if name == failure.name])
+    if failure.returncode != EXIT_CONFIGURATION:
+        lines = [*(f"{failure.name} | {line}" for line in last_run), str(failure)]
+        return Failure("\n".join(lines), EXIT_UNAVAILABLE)
+    errors = [found for line in last_run if (found := error_in(line))]
+    return Failure(
+        errors[-1] if errors else "\n".join([*last_run, str(failure)]), failure.returncode
+    )
+
+
+def _last_run(lines: list[str]) -> list[str]:
+    """Return what a child said in its last run: each run ends with the supervisor's remark."""
+    ends = [index for index, line in enumerate(lines) if line.startswith("ended with ")]
+    start = ends[-2] + 1 if len(ends) > 1 else 0
+    return lines[start : ends[-1] if ends else None]
+
+
+def error_in(line: str) -> str:
+    """Return the error in a line of a service's output, plain or logged; empty where none is."""
+    # A line that is not JSON is taken as it is.
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        line = str(json.loads(line)["error"])
+    found = _ERROR.search(line)
+    return found[0] if found else ""

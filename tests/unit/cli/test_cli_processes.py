@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_service.cli.private_pair import error_in
 from tests.support import fake_scheduler
 from tests.support.fake_scheduler import FakeScheduler
 
@@ -178,22 +179,39 @@ def test_private_pair_answers_and_leaves_nothing(runtime: Path) -> None:
     assert list(runtime.iterdir()) == []
 
 
-def test_private_pair_that_cannot_start_shows_the_log(runtime: Path) -> None:
-    """A configuration error of the executor is the program's own."""
+def test_private_pair_that_cannot_start_shows_why(runtime: Path) -> None:
+    """A configuration error of the executor is the program's own, and said once."""
     arguments = ("generate", "--serve", "-p", "x", "--model", "missing")
     with program(*arguments, TMPDIR=str(runtime)) as running:
         assert running.finish() == 78
-    assert "executor | [executor] a model must exist, got missing" in running.output
-    assert "[supervisor] executor must keep running, got exit code 78" in running.output
+    assert running.output == "isobatch: [executor] a model must exist, got missing\n"
     assert list(runtime.iterdir()) == []
 
 
 def test_private_pair_that_crashes_is_unavailable(runtime: Path) -> None:
-    """After a few attempts the traceback is shown."""
+    """After a few attempts the traceback of the last one is shown."""
     arguments = ("generate", "--serve", "-p", "x", "--model", "crash")
     with program(*arguments, TMPDIR=str(runtime)) as running:
         assert running.finish() == 3
-    assert "RuntimeError: crashed on purpose" in running.output
+    assert running.output.count("executor | RuntimeError: crashed on purpose") == 1
+    assert running.output.count("ended with") == 0
+    assert "[supervisor] executor must keep running, got exit code 1" in running.output
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("[model] the file must exist, got x", "[model] the file must exist, got x"),
+        ("2026-01-01 error cannot start error=[gguf] a b", "[gguf] a b"),
+        ('{"event": "cannot start", "error": "[gguf] a b"}', "[gguf] a b"),
+        ('{"event": "serving"}', ""),
+        ("12", ""),
+        ("Traceback", ""),
+    ],
+)
+def test_the_error_in_a_line(line: str, error: str) -> None:
+    """However a service's log is written."""
+    assert error_in(line) == error
 
 
 def test_ctrl_c_while_a_private_pair_loads(runtime: Path) -> None:
