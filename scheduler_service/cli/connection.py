@@ -16,13 +16,17 @@ from scheduler_service.runtime_paths import UNIX_PREFIX, default_scheduler_addre
 if TYPE_CHECKING:
     from scheduler_service.client import Client
 
-_HINT: Final = "Start a server with `isobatch serve`, or add --serve to `generate` and `chat`."
+START_HINT: Final = "Start a server with `isobatch serve`."
+_PRIVATE_HINT: Final = "Start a server with `isobatch serve`, or add --serve for one of its own."
 _CONNECT_SECONDS: Final = 5.0
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[Client]:
-    """Give a client of the server at `address`; errors of the SDK become the program's."""
+def connected(address: str | None, hint: str = START_HINT) -> Iterator[Client]:
+    """Give a client of the server at `address`; errors of the SDK become the program's.
+
+    `hint` says what to do where no server answers.
+    """
     from scheduler_service.client import Client, IsobatchError, UnavailableError
 
     address = address or default_scheduler_address()
@@ -34,7 +38,7 @@ def connected(address: str | None) -> Iterator[Client]:
         with Client(address, connect_timeout=_CONNECT_SECONDS) as client:
             yield client
     except IsobatchError as error:
-        raise from_client_error(error, _HINT) from None
+        raise from_client_error(error, hint) from None
 
 
 @contextmanager
@@ -50,7 +54,7 @@ def connected_or_private(
     if not serve_privately:
         if threads is not None or kv_memory_mb is not None:
             raise click.UsageError("--threads and --kv-memory-mb need --serve")
-        with connected(address) as client:
+        with connected(address, _PRIVATE_HINT) as client:
             yield client, model
         return
     context = click.get_current_context()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from scheduler_service.cli import output, scrape
+from scheduler_service.cli.connection import START_HINT
 from scheduler_service.cli.failures import EXIT_UNAVAILABLE, Failure
 from scheduler_service.cli.options import json_option
 
@@ -40,7 +42,8 @@ def command(
         return
     from rich.live import Live
 
-    with Live(auto_refresh=False, screen=False) as live:
+    # Ctrl-C is how one leaves.
+    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False, screen=False) as live:
         for each in summaries:
             live.update(_drawing(each), refresh=True)
 
@@ -50,7 +53,8 @@ def watch(ports: tuple[int, int], interval: float) -> Iterator[dict[str, Any]]:
     before = [scrape.read(port) for port in ports]
     if before == [None, None]:
         raise Failure(
-            f"[top] a metrics page must answer on port {ports[0]} or {ports[1]}, got none",
+            f"[top] a metrics page must answer on port {ports[0]} or {ports[1]}, got none\n"
+            f"{START_HINT}",
             EXIT_UNAVAILABLE,
         )
     while True:

@@ -189,12 +189,27 @@ def test_json_errors(run: Run, fake: FakeScheduler) -> None:
     }
 
 
-def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
-    """At once, without the connect timeout: there is no socket to wait for."""
-    result = CliRunner().invoke(app.cli, ["models", "--address", f"unix:{tmp_path}/none.sock"])
+@pytest.mark.parametrize(
+    ("arguments", "knows_serve"),
+    [
+        (("models",), False),
+        (("stats",), False),
+        (("tokenize", "a"), False),
+        (("generate", "-p", "a"), True),
+        (("chat",), True),
+    ],
+    ids=lambda each: each[0] if isinstance(each, tuple) else "",
+)
+def test_no_server_says_how_to_start_one(
+    tmp_path: Path, arguments: tuple[str, ...], knows_serve: bool
+) -> None:
+    """At once, without the connect timeout, and only by what the command itself can do."""
+    address = ("--address", f"unix:{tmp_path}/none.sock")
+    result = CliRunner().invoke(app.cli, [*arguments, *address])
     assert result.exit_code == EXIT_UNAVAILABLE
     assert "none.sock" in result.stderr
     assert "isobatch serve" in result.stderr
+    assert ("--serve" in result.stderr) is knows_serve
 
 
 def test_runtime_directory_too_long_is_a_configuration_error() -> None:

@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from scheduler_service.cli import app, scrape
+from scheduler_service.cli import app, scrape, top
 from scheduler_service.cli.scrape import Change, parse
 
 BEFORE = """
@@ -111,3 +112,15 @@ def test_nobody_answers() -> None:
     done = CliRunner().invoke(app.cli, arguments)
     assert done.exit_code == 3
     assert "a metrics page must answer on port 1 or 2" in done.stderr
+    assert "Start a server with `isobatch serve`." in done.stderr
+
+
+def test_ctrl_c_is_how_one_leaves(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(ports: tuple[int, int], interval: float) -> Iterator[dict[str, Any]]:
+        yield scrape.summary(change, change)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "watch", watch)
+    done = CliRunner().invoke(app.cli, ["top"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "25.0 generated" in done.stdout
