@@ -154,6 +154,27 @@ def test_the_metal_report_goes_alone() -> None:
     assert CliRunner().invoke(app.cli, ["doctor", "--metal", "--json"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "name", "state", "words"),
+    [
+        (False, "backend", "failed", "C++ compiler"),
+        (True, "native module", "warning", "The GPU computes"),
+    ],
+)
+def test_without_the_native_module(
+    has_gpu: bool, name: str, state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU can do without it; nothing else can."""
+    monkeypatch.delenv("ISOBATCH_CPU_UNIT", raising=False)
+    for module in ("_cpu", "cpu_backend", "self_test"):
+        monkeypatch.setitem(sys.modules, f"isobatch_kernels.{module}", None)
+        monkeypatch.delattr(f"isobatch_kernels.{module}", raising=False)
+    monkeypatch.setattr("isobatch_kernels.dispatch.device_is_available", lambda _: has_gpu)
+    (check,) = executor_doctor.check_kernels("auto", "auto")
+    assert (check.name, check.state) == (name, state)
+    assert words in check.advice
+
+
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[executor_doctor.Check]:
         raise RuntimeError("no GPU today")
