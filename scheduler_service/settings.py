@@ -20,6 +20,8 @@ FILE_VARIABLE: Final = "ISOBATCH_CONFIG"
 SECTIONS: Final = ("scheduler", "executor")
 SHOW_FLAG: Final = "--show-config"
 _FILE_FLAG: Final = "--config"
+# For variables, which may well be meant for something else.
+_VARIABLE_CUTOFF: Final = 0.7
 
 
 class SettingsError(Exception):
@@ -95,9 +97,12 @@ def read_file(environ: Mapping[str, str], path: str | None = None) -> tuple[dict
     return document, str(file)
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return `; did you mean X?` for the known name that is nearest, or nothing."""
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+    """Return `; did you mean X?` for the known name that is nearest, or nothing.
+
+    `cutoff` is the likeness that it takes, from 0 to 1 (difflib's ratio).
+    """
+    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {found[0]}?" if found else ""
 
 
@@ -215,7 +220,10 @@ def _from_environment(
         if not variable.startswith(source.prefix):
             continue
         if variable not in names:
-            raise SettingsError(f"[config] {_unknown('variable', variable, list(names))}")
+            raise SettingsError(
+                f"[config] a variable must be a known one, got {variable}"
+                f"{_nearest_variable(variable, source.prefix, names)}"
+            )
         name = names[variable]
         try:
             value = _CONVERT[types[name]](text)
@@ -226,6 +234,15 @@ def _from_environment(
             ) from error
         found[name] = Setting(value, f"variable {variable}")
     return found
+
+
+def _nearest_variable(variable: str, prefix: str, names: Mapping[str, str]) -> str:
+    # The prefix, which all of them share, would make any two alike.
+    own_names = [each.removeprefix(prefix) for each in names]
+    hint = nearest(variable.removeprefix(prefix), own_names, _VARIABLE_CUTOFF)
+    if not hint:
+        return f"; known are {', '.join(names)}"
+    return hint.replace("mean ", f"mean {prefix}", 1)
 
 
 def as_json(loaded: Loaded) -> list[dict[str, Any]]:

@@ -103,6 +103,18 @@ def test_unknown_variables_and_flags_get_a_hint() -> None:
         config.load(["--metric-port", "1"], ENVIRON)
 
 
+@pytest.mark.parametrize("name", ["COLOUR", "PORT", "BASE_URL"])
+def test_a_variable_unlike_all_others_gets_the_list(name: str) -> None:
+    """The prefix that all share does not make them alike."""
+    with pytest.raises(ConfigurationError) as scheduler:
+        config.load([], ENVIRON | {f"ISOBATCH_SCHEDULER_{name}": "1"})
+    with pytest.raises(ConfigError) as executor:
+        executor_config.load([], ENVIRON | {f"ISOBATCH_EXECUTOR_{name}": "1"})
+    for error in (scheduler, executor):
+        assert "did you mean" not in str(error.value)
+        assert f"_{name}; known are ISOBATCH_" in str(error.value)
+
+
 def test_the_services_show_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--show-config", "--metrics-port", "7"]) == 0
     shown = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
