@@ -25,7 +25,7 @@ from scheduler_service.cli.supervisor import (
 FAST = RestartPolicy(max_quick_deaths=2, first_delay_seconds=0.01, max_delay_seconds=0.02)
 
 # Runs until SIGTERM, then says so. `sleep & wait` lets the shell hear the signal at once.
-STEADY = "trap 'echo goodbye; exit 0' TERM; echo up; while :; do sleep 10 & wait $!; done"
+STEADY = "trap 'echo goodbye; exit 0' TERM; echo up; while :; do sleep 0.2 & wait $!; done"
 
 
 class Lines:
@@ -135,7 +135,7 @@ def test_first_child_ends_before_the_second_is_told() -> None:
     lines = Lines()
     supervisor = Supervisor(lines)
     drain = "trap 'echo draining; sleep 0.2; echo drained; exit 0' TERM; echo up; "
-    wait = "while :; do sleep 10 & wait $!; done"
+    wait = "while :; do sleep 0.2 & wait $!; done"
     supervisor.start(shell("scheduler", drain + wait))
     supervisor.start(shell("executor", STEADY))
     with watched(supervisor):
@@ -195,7 +195,7 @@ def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     child = (
         "exec 2>/dev/null; "
         'trap \'echo ended >> "$1"; exit 0\' TERM; echo up >> "$1"; '
-        "while :; do sleep 10 & wait $!; done"
+        "while :; do sleep 0.2 & wait $!; done"
     )
     with subprocess.Popen([sys.executable, "-c", script, child, str(marks)]) as supervisor:
         eventually(lambda: marks.exists() and marks.read_text() == "up\n")
