@@ -19,6 +19,13 @@ class SelfTestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SELF_TEST_STATE_RUNNING: _ClassVar[SelfTestState]
     SELF_TEST_STATE_PASSED: _ClassVar[SelfTestState]
     SELF_TEST_STATE_FELL_BACK: _ClassVar[SelfTestState]
+
+class ProfileOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROFILE_ORIGIN_UNSPECIFIED: _ClassVar[ProfileOrigin]
+    PROFILE_ORIGIN_OFF: _ClassVar[ProfileOrigin]
+    PROFILE_ORIGIN_MEASURED: _ClassVar[ProfileOrigin]
+    PROFILE_ORIGIN_STORED: _ClassVar[ProfileOrigin]
 MODEL_ROLE_UNSPECIFIED: ModelRole
 MODEL_ROLE_TARGET: ModelRole
 MODEL_ROLE_DRAFT: ModelRole
@@ -26,6 +33,10 @@ SELF_TEST_STATE_UNSPECIFIED: SelfTestState
 SELF_TEST_STATE_RUNNING: SelfTestState
 SELF_TEST_STATE_PASSED: SelfTestState
 SELF_TEST_STATE_FELL_BACK: SelfTestState
+PROFILE_ORIGIN_UNSPECIFIED: ProfileOrigin
+PROFILE_ORIGIN_OFF: ProfileOrigin
+PROFILE_ORIGIN_MEASURED: ProfileOrigin
+PROFILE_ORIGIN_STORED: ProfileOrigin
 
 class SelfTest(_message.Message):
     __slots__ = ("state", "num_cases", "refused")
@@ -54,17 +65,21 @@ class BuildInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., device: _Optional[str] = ..., unit: _Optional[str] = ..., mlx_version: _Optional[str] = ..., num_threads: _Optional[int] = ...) -> None: ...
 
 class CostPoint(_message.Message):
-    __slots__ = ("num_tokens", "context_length", "duration_ns")
+    __slots__ = ("num_tokens", "context_length", "duration_ns", "num_rows", "median_ns")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_NS_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     context_length: int
     duration_ns: int
-    def __init__(self, num_tokens: _Optional[int] = ..., context_length: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+    num_rows: int
+    median_ns: int
+    def __init__(self, num_tokens: _Optional[int] = ..., context_length: _Optional[int] = ..., duration_ns: _Optional[int] = ..., num_rows: _Optional[int] = ..., median_ns: _Optional[int] = ...) -> None: ...
 
 class ModelCapabilities(_message.Message):
-    __slots__ = ("model_id", "role", "architecture", "vocab_size", "context_length", "numeric_class", "kv_class", "weights_digest", "block_size", "num_blocks", "cost_curve", "num_parameters", "source")
+    __slots__ = ("model_id", "role", "architecture", "vocab_size", "context_length", "numeric_class", "kv_class", "weights_digest", "block_size", "num_blocks", "cost_curve", "num_parameters", "source", "profile_origin", "profile_measured_at")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +93,8 @@ class ModelCapabilities(_message.Message):
     COST_CURVE_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     role: ModelRole
     architecture: str
@@ -91,4 +108,6 @@ class ModelCapabilities(_message.Message):
     cost_curve: _containers.RepeatedCompositeFieldContainer[CostPoint]
     num_parameters: int
     source: str
-    def __init__(self, model_id: _Optional[str] = ..., role: _Optional[_Union[ModelRole, str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., numeric_class: _Optional[str] = ..., kv_class: _Optional[str] = ..., weights_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cost_curve: _Optional[_Iterable[_Union[CostPoint, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    profile_origin: ProfileOrigin
+    profile_measured_at: int
+    def __init__(self, model_id: _Optional[str] = ..., role: _Optional[_Union[ModelRole, str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., numeric_class: _Optional[str] = ..., kv_class: _Optional[str] = ..., weights_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cost_curve: _Optional[_Iterable[_Union[CostPoint, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., source: _Optional[str] = ..., profile_origin: _Optional[_Union[ProfileOrigin, str]] = ..., profile_measured_at: _Optional[int] = ...) -> None: ...
