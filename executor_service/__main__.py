@@ -1,26 +1,23 @@
 """`python -m executor_service`: reads the configuration, finds the model, serves.
 
 Exit codes: 0 stopped by a signal, 78 configuration or model cannot be used, 1 anything else.
+
+What takes time to import is imported inside `main`, where a signal is already heard.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from executor_service import config as configuration
-from executor_service import logs
-from executor_service.errors import ConfigError, StartError
-from executor_service.models.registry import locate
-from executor_service.settings import as_json
+from executor_service import early_stop
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
+    from executor_service import config as configuration
     from executor_service.engine.engine import BackendFactory, SelfTest
 
 EXIT_OK: Final = 0
@@ -32,9 +29,23 @@ SWITCH_SECONDS: Final = 0.0005
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the executor and return its exit code."""
+    with early_stop.quiet_leaving():
+        return _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    import asyncio
+    import json
+    import logging
+
+    from executor_service import config as configuration
+    from executor_service.errors import StartError
+    from executor_service.models.registry import locate
+    from executor_service.settings import as_json
+
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        loaded = configuration.read(sys.argv[1:] if arguments is None else arguments, os.environ)
+        loaded = configuration.read(arguments, os.environ)
         config = configuration.ExecutorConfig(**loaded.values)
         if loaded.is_shown:
             print(json.dumps(as_json(loaded)))
@@ -67,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _configure_logs(config: configuration.ExecutorConfig) -> None:
+    from executor_service import logs
+    from executor_service.errors import ConfigError
+
     try:
         logs.configure(config.log_level, config.log_format, file=config.log_file)
     except OSError as error:
@@ -78,6 +92,7 @@ def _configure_logs(config: configuration.ExecutorConfig) -> None:
 def kernels(config: configuration.ExecutorConfig) -> tuple[BackendFactory, SelfTest]:
     """Return the maker of backends and the account of its self-test; raises StartError."""
     from executor_service.engine.kernels import backend_error, create_backend, self_test_of
+    from executor_service.errors import StartError
 
     error = backend_error(config.backend, config.unit)
     if error is not None:

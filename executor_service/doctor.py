@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -19,11 +20,10 @@ import psutil
 from executor_service import config
 from executor_service.engine.capabilities import package_version
 from executor_service.errors import ExecutorError, StartError
-from executor_service.models.registry import locate
+from executor_service.models.registry import ALIASES, is_meant_as_path, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -97,7 +97,7 @@ def check_model(settings: config.ExecutorConfig) -> list[Check]:
         location = locate(settings.model, settings.model_id or None)
         size = _model_bytes(location.path)
     except (ExecutorError, StartError, OSError) as error:
-        return [Check("model", FAILED, str(error), f"isobatch pull {settings.model}")]
+        return [Check("model", FAILED, str(error), _model_advice(settings.model))]
     free = psutil.virtual_memory().available
     words = f"{location.path.name}: {size / _MIB:,.0f} MiB, {free / _MIB:,.0f} MiB of memory free"
     found = [Check("model", OK, f"{settings.model} at {location.path}")]
@@ -108,6 +108,13 @@ def check_model(settings: config.ExecutorConfig) -> list[Check]:
     else:
         found.append(Check("memory", OK, words))
     return found
+
+
+def _model_advice(name: str) -> str:
+    is_path = is_meant_as_path(name) or Path(name).expanduser().exists()
+    if is_path or not (name in ALIASES or "/" in name):
+        return "Set `model` to a whole model that is there, an alias, or a repository id."
+    return f"isobatch pull {name}"
 
 
 def _model_bytes(path: Path) -> int:

@@ -80,7 +80,7 @@ def locate(
         return ModelLocation(path, model_id or path.stem)
     if path.is_dir():
         return ModelLocation(model_in(path), model_id or path.resolve().name)
-    if _is_meant_as_path(name):
+    if is_meant_as_path(name):
         raise ModelError(f"[model] the file must exist, got {name}")
     if _REPOSITORY.fullmatch(name):
         snapshot = repository_snapshot(name, environ)
@@ -93,8 +93,8 @@ def locate(
     )
 
 
-def _is_meant_as_path(name: str) -> bool:
-    """Whether a name that nothing bears can only have been a path."""
+def is_meant_as_path(name: str) -> bool:
+    """Return whether a name that nothing bears can only have been a path."""
     return name.endswith(".gguf") or name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from executor_service import doctor as executor_doctor
+from executor_service.config import ExecutorConfig
 from scheduler_service.cli import app, doctor
 from tests.support.scheduler_harness import socket_folder
 from tests.support.tiny_model import Storage, TinyShape, write_directory
@@ -66,8 +67,25 @@ def test_what_is_wrong_is_named_with_advice(variables: dict[str, str], tmp_path:
     assert done.exit_code == 1
     assert "did you mean ISOBATCH_SCHEDULER_MAX_NUM_SEQS?" in done.stdout
     assert "FAILED  model: " in done.stdout
-    assert "isobatch pull" in done.stdout
+    assert "[model] the file must exist, got" in done.stdout
     assert "got scheduler configuration, model" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "is_to_be_pulled"),
+    [("smollm2-135m-instruct", True), ("owner/name", True), ("/gone/m.gguf", False),
+     ("./gone", False), ("gone", False)],
+)  # fmt: skip
+def test_pull_is_advised_for_what_can_be_pulled(
+    model: str, is_to_be_pulled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "ISOBATCH_CACHE", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = ExecutorConfig(listen=f"unix:{tmp_path}/s", model=model)
+    (check,) = executor_doctor.check_model(settings)
+    assert check.state == "failed"
+    assert (check.advice == f"isobatch pull {model}") == is_to_be_pulled
 
 
 def test_a_damaged_model_is_found_without_loading_it(tmp_path: Path) -> None:
