@@ -75,6 +75,15 @@ def test_sampling_adds_numpy(path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("path", modules("scheduler_service/speculation"), ids=relative)
+def test_speculation_uses_the_pure_standard_library_and_the_core(path: Path) -> None:
+    assert roots(path) - PURE_STDLIB <= {"scheduler_service"}
+    own = {name for name in imported(path) if name.startswith("scheduler_service")}
+    assert all(
+        name.startswith(("scheduler_service.core", "scheduler_service.speculation")) for name in own
+    )
+
+
 @pytest.mark.parametrize("path", modules("scheduler_service/client"), ids=relative)
 def test_client_is_grpc_generated_code_and_standard_library(path: Path) -> None:
     allowed = {"scheduler_service", "grpc", "grpc_health", "grpc_status", "google", "isobatch"}

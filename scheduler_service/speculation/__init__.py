@@ -1,0 +1,29 @@
+"""Speculation: drafting the next tokens, so that one step can give a sequence several of them.
+
+A proposer drafts, a controller says how much of each draft is worth its rows, and the target
+verifies: a draft is accepted exactly when it is the token that would have been drawn there anyway.
+So nothing but speed depends on what happens here. Pure: standard library and the core's values.
+"""
+
+from scheduler_service.speculation.controller import (
+    AdaptiveController,
+    Controller,
+    FixedController,
+    PlainStep,
+    StepSeconds,
+)
+from scheduler_service.speculation.lookup import LookupProposer
+from scheduler_service.speculation.proposer import NO_PROPOSAL, Proposal, Proposer, ProposerKind
+
+__all__ = [
+    "NO_PROPOSAL",
+    "AdaptiveController",
+    "Controller",
+    "FixedController",
+    "LookupProposer",
+    "PlainStep",
+    "Proposal",
+    "Proposer",
+    "ProposerKind",
+    "StepSeconds",
+]

@@ -1,0 +1,228 @@
+"""How many drafts of each sequence go into the next step.
+
+What is wanted is the most tokens a second over all sequences, and that nobody pays for it:
+
+- **Gain.** A draft is accepted with the share that the sequence has seen at this strength, times
+  that of the drafts before it. The drafts of all sequences are taken in order of that product,
+  and of all their numbers the one with the most expected tokens a second wins. As the whole range
+  is looked at, steps in the cost curve (a kernel path that begins at the next row) do no harm.
+- **Account.** Each sequence has an account of the time that it took and of the time that it would
+  have taken with no drafts at all, in the seconds of the cost curve. A step may cost more only as
+  far as the account of every sequence in it stays above `-TOLERANCE` of its plain time (and a
+  fraction of a step to begin with). So text that accepts nothing cannot be slowed by more, neither
+  by its own drafts nor by those of its neighbours, whatever the shares were thought to be.
+
+What was saved counts as credit up to a bound, so that a stretch that went well does not pay for a
+long one that does not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias
+
+from scheduler_service.core.request import SequenceId
+from scheduler_service.speculation.acceptance import Acceptance
+from scheduler_service.speculation.proposer import Proposal
+
+_Draft: TypeAlias = tuple[float, int, SequenceId]
+# (-chance, index in its proposal, sequence), so that a heap gives the likeliest first and equal
+# chances in turn.
+
+StepSeconds: TypeAlias = Callable[[int], float]
+"""Seconds of a step of so many tokens, as things are now; never falling. 0 where not known."""
+
+TOLERANCE: Final = 0.015
+"""Share of its plain time that a sequence may lose."""
+
+FIRST_STEPS: Final = 0.25
+"""Plain steps that a sequence may lose besides: a draft must be affordable before long."""
+
+MAX_CREDIT_STEPS: Final = 8.0
+"""Plain steps that can stand on an account."""
+
+MIN_GAIN: Final = 1.02
+"""Tokens a second that drafts must promise, over none: the curve is an estimate."""
+
+MIN_CHANCE: Final = 0.02
+"""Chance below which a draft is not looked at: it saves looking at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """The step as it would be without drafts.
+
+    Attributes:
+        sequence_ids: Sequences that get a token and may have drafts.
+        num_tokens: All its tokens, those of prompts included.
+        num_room: Drafts that the limits of a step leave room for.
+        seconds: The cost curve.
+    """
+
+    sequence_ids: Sequence[SequenceId]
+    num_tokens: int
+    num_room: int
+    seconds: StepSeconds
+
+
+class Controller(Protocol):
+    """Chooses how much of each proposal is tried, and learns from what came of it."""
+
+    def choose(
+        self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
+    ) -> dict[SequenceId, int]:
+        """Return how many drafts of each proposal go into the step; none for those left out."""
+        ...
+
+    def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
+        """Take in the tokens that came where a proposal was made, however much of it was tried."""
+        ...
+
+    def settle(self, step: PlainStep, num_tried: int, num_drawn: Mapping[SequenceId, int]) -> None:
+        """Book a step with `num_tried` drafts that gave each sequence so many tokens."""
+        ...
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        """Let go of what is kept for a sequence; unknown ones are ignored."""
+        ...
+
+
+class FixedController:
+    """Always the same number of drafts, as far as there are so many. For tests."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+
+    def choose(
+        self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
+    ) -> dict[SequenceId, int]:
+        """Return the fixed number, or the whole of a shorter proposal, while there is room."""
+        num_room = step.num_room
+        chosen: dict[SequenceId, int] = {}
+        for sequence_id, proposal in proposals.items():
+            chosen[sequence_id] = min(self._num_drafts, len(proposal.token_ids), num_room)
+            num_room -= chosen[sequence_id]
+        return chosen
+
+    def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
+        """Learn nothing."""
+
+    def settle(self, step: PlainStep, num_tried: int, num_drawn: Mapping[SequenceId, int]) -> None:
+        """Keep no accounts."""
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        """Have nothing to let go of."""
+
+
+@dataclass(slots=True)
+class _Record:
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    # Seconds without drafts, and how many of them were saved; below 0 when lost.
+    plain_seconds: float = 0.0
+    saved_seconds: float = 0.0
+
+    def spendable(self, step_seconds: float) -> float:
+        """Return the seconds by which a plain step of so many may be exceeded."""
+        slack = TOLERANCE * (self.plain_seconds + step_seconds) + FIRST_STEPS * step_seconds
+        return self.saved_seconds + slack
+
+
+class AdaptiveController:
+    """The controller of the module's description."""
+
+    def __init__(self) -> None:
+        self._records: dict[SequenceId, _Record] = {}
+
+    def __len__(self) -> int:
+        """Return how many sequences something is kept for."""
+        return len(self._records)
+
+    def _record(self, sequence_id: SequenceId) -> _Record:
+        record = self._records.get(sequence_id)
+        if record is None:
+            record = self._records[sequence_id] = _Record()
+        return record
+
+    def saved_seconds(self, sequence_id: SequenceId) -> float:
+        """Return what stands on a sequence's account, in seconds of the cost curve."""
+        return self._record(sequence_id).saved_seconds
+
+    def choose(
+        self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
+    ) -> dict[SequenceId, int]:
+        """Return how many drafts of each proposal go into the step."""
+        queue = self._first_drafts(proposals)
+        if not queue or step.num_room < 1:
+            return {}
+        plain_seconds = step.seconds(step.num_tokens)
+        if plain_seconds <= 0:
+            return {}
+        spendable = min(self._record(each).spendable(plain_seconds) for each in step.sequence_ids)
+        num_plain = len(step.sequence_ids)
+        best_rate = MIN_GAIN * num_plain / plain_seconds
+        taken: list[SequenceId] = []
+        num_best, num_expected = 0, float(num_plain)
+        while queue and len(taken) < step.num_room:
+            chance, index, sequence_id = heapq.heappop(queue)
+            taken.append(sequence_id)
+            num_expected -= chance
+            seconds = step.seconds(step.num_tokens + len(taken))
+            if seconds - plain_seconds > spendable:
+                break
+            if num_expected / seconds >= best_rate:
+                num_best, best_rate = len(taken), num_expected / seconds
+            self._push(queue, sequence_id, proposals[sequence_id], index + 1, -chance)
+        chosen: dict[SequenceId, int] = {}
+        for sequence_id in taken[:num_best]:
+            chosen[sequence_id] = chosen.get(sequence_id, 0) + 1
+        return chosen
+
+    def _first_drafts(self, proposals: Mapping[SequenceId, Proposal]) -> list[_Draft]:
+        """Return the heap of the first draft of each proposal."""
+        queue: list[_Draft] = []
+        for sequence_id, proposal in proposals.items():
+            self._push(queue, sequence_id, proposal, 0, 1.0)
+        return queue
+
+    def _push(
+        self,
+        queue: list[_Draft],
+        sequence_id: SequenceId,
+        proposal: Proposal,
+        index: int,
+        chance_before: float,
+    ) -> None:
+        if index < len(proposal.token_ids):
+            share = self._record(sequence_id).acceptance.share(proposal.strength + index)
+            chance = chance_before * share
+            if chance >= MIN_CHANCE:
+                heapq.heappush(queue, (-chance, index, sequence_id))
+
+    def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
+        """Take in the tokens that came where a proposal was made, however much of it was tried."""
+        acceptance = self._record(sequence_id).acceptance
+        acceptance.learn_run(proposal.strength, proposal.token_ids, drawn)
+
+    def settle(self, step: PlainStep, num_tried: int, num_drawn: Mapping[SequenceId, int]) -> None:
+        """Book a step with `num_tried` drafts that gave each sequence so many tokens.
+
+        A token beyond the first stands for a plain step of the sequences that get tokens: prompts
+        that share this step would not have shared that one.
+        """
+        plain = step.seconds(step.num_tokens)
+        if plain <= 0:
+            return
+        later = min(plain, step.seconds(len(step.sequence_ids)))
+        lost = step.seconds(step.num_tokens + num_tried) - plain if num_tried else 0.0
+        for sequence_id, count in num_drawn.items():
+            record = self._record(sequence_id)
+            more = (count - 1) * later
+            record.plain_seconds += plain + more
+            saved = record.saved_seconds + more - lost
+            record.saved_seconds = min(saved, MAX_CREDIT_STEPS * later)
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        """Let go of a sequence's record."""
+        self._records.pop(sequence_id, None)
