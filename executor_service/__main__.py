@@ -51,8 +51,9 @@ def _main(arguments: Sequence[str]) -> int:
             print(json.dumps(as_json(loaded)))
             return EXIT_OK
         _configure_logs(config)
-        location = locate(config.model, config.model_id or None)
+        # Kernels first: who cannot compute should not be sent to fetch a model.
         create_backend, self_test = kernels(config)
+        location = locate(config.model, config.model_id or None)
     except StartError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
