@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 BACKENDS: Final = ("auto", "cpu", "metal", "cuda", "reference")
 UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni", "neon")
+PROFILES: Final = ("auto", "measure", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class ExecutorConfig:
     unit: str = "auto"
     # Compute threads; 0 takes all cores (engine).
     threads: int = 0
+    # Where the cost curve comes from: auto measures once and remembers, measure measures at every
+    # start, off has none (engine).
+    profile: str = "auto"
     # Longest time that a live session gets to end after SIGTERM (server).
     drain_seconds: float = 25.0
     # Least severe log level (logs).
@@ -66,6 +70,7 @@ class ExecutorConfig:
         choices = {
             "backend": BACKENDS,
             "unit": UNITS,
+            "profile": PROFILES,
             "log_level": logs.LEVELS,
             "log_format": logs.FORMATS,
         }
@@ -93,6 +98,7 @@ HELP: Final[Mapping[str, str]] = {
     "backend": f"what computes: {', '.join(BACKENDS)}; auto takes a GPU before the CPU",
     "unit": f"instruction set of the CPU's kernels: {', '.join(UNITS)}",
     "threads": "compute threads; 0 for all cores",
+    "profile": "the measured cost of steps: auto (once, then remembered), measure (now) or off",
     "drain_seconds": "longest time that a live session gets to end after SIGTERM",
     "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",
     "log_format": f"format of logs: {', '.join(logs.FORMATS)}",

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from executor_service.engine.capabilities import KV_CLASS, package_version
+from executor_service.engine.profile import MEASURED, OFF, STORED
 from isobatch.executor.v1 import capabilities_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 
 if TYPE_CHECKING:
     from executor_service.config import ExecutorConfig
     from executor_service.engine.capabilities import Capabilities, SelfTestResult
+    from executor_service.engine.profile import CostPoint
+
+_ORIGINS = {
+    OFF: capabilities_pb2.PROFILE_ORIGIN_OFF,
+    MEASURED: capabilities_pb2.PROFILE_ORIGIN_MEASURED,
+    STORED: capabilities_pb2.PROFILE_ORIGIN_STORED,
+}
 
 
 def capabilities(
@@ -46,7 +54,7 @@ def capabilities(
 
 
 def _model(known: Capabilities) -> capabilities_pb2.ModelCapabilities:
-    model = known.model
+    model, profile = known.model, known.profile
     return capabilities_pb2.ModelCapabilities(
         model_id=model.model_id,
         role=capabilities_pb2.MODEL_ROLE_TARGET,
@@ -60,6 +68,19 @@ def _model(known: Capabilities) -> capabilities_pb2.ModelCapabilities:
         num_blocks=model.num_blocks,
         num_parameters=model.num_parameters,
         source=model.source,
+        cost_curve=[_cost_point(point) for point in profile.points],
+        profile_origin=_ORIGINS[profile.origin],
+        profile_measured_at=profile.measured_at,
+    )
+
+
+def _cost_point(point: CostPoint) -> capabilities_pb2.CostPoint:
+    return capabilities_pb2.CostPoint(
+        num_tokens=point.shape.num_tokens,
+        context_length=point.shape.context_length,
+        duration_ns=point.duration_ns,
+        num_rows=point.shape.num_rows,
+        median_ns=point.median_ns,
     )
 
 

@@ -18,6 +18,8 @@ if str(ROOT) not in sys.path:
 
 # The user's own configuration file is no part of a test.
 os.environ["ISOBATCH_CONFIG"] = os.devnull
+# Nothing may depend on how fast the machine is, nor leave something in the user's cache folder.
+os.environ["ISOBATCH_EXECUTOR_PROFILE"] = "off"
 
 # dev: quick, a new seed each run. ci: the same examples on every machine, so a red build is the
 # change's own doing. nightly: long, new seeds. Deadlines are off: a shared machine stalls.

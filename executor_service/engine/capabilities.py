@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from executor_service.engine.profile import Profile
 
 if TYPE_CHECKING:
     from executor_service.engine.step_request import Limits
@@ -63,6 +65,7 @@ class Capabilities:
     limits: Limits
     build: Build
     self_test: SelfTestResult
+    profile: Profile = field(default_factory=Profile)
 
 
 def numeric_class(rope_digest: str) -> str:

@@ -19,6 +19,9 @@ from executor_service.engine.capabilities import (
     package_version,
 )
 from executor_service.engine.model_runner import ModelRunner
+from executor_service.engine.profile_load import load_profile
+from executor_service.engine.profile_measure import measure
+from executor_service.engine.profile_store import ProfileKey, ProfileStore
 from executor_service.engine.session import Session
 from executor_service.engine.step_request import Limits
 from executor_service.engine.warmup import warm_up
@@ -26,7 +29,9 @@ from executor_service.engine.weight_bytes import WeightBytes, weight_bytes
 from executor_service.errors import ConfigError, ModelError
 from executor_service.kv_cache.manager import KvCacheManager
 from executor_service.kv_cache.sizing import block_bytes, num_blocks
+from executor_service.models.cache import cache_folder
 from executor_service.models.load import load_model
+from isobatch_kernels.build_digest import build_digest
 
 if TYPE_CHECKING:
     from executor_service.config import ExecutorConfig
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from isobatch_kernels.step import Backend
 
 BLOCK_SIZE: Final = 16
+PROFILE_FOLDER: Final = "profiles"  # in the cache folder
 
 
 class BackendFactory(Protocol):
@@ -120,11 +126,29 @@ def build_engine(
     cache = KvCacheManager(blocks, BLOCK_SIZE, backend.zero_blocks)
     warm_up(runner, cache, limits)
     num_threads = getattr(backend, "num_threads", config.threads)
+    key = ProfileKey(
+        device=device_name(),
+        backend=backend_name(backend.unit),
+        unit=backend.unit,
+        num_threads=num_threads,
+        build=build_digest(backend.unit),
+        weights_digest=model.weights_digest,
+        numeric_class=numeric_class(backend.rope_digest),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        num_blocks=blocks,
+    )
+    profile = load_profile(
+        config.profile,
+        key,
+        ProfileStore(cache_folder() / PROFILE_FOLDER),
+        lambda: measure(runner, cache, limits),
+    )
     capabilities = Capabilities(
         model=ModelDescription(
             model_id=model.model_id,
             architecture=model.config.architecture,
-            numeric_class=numeric_class(backend.rope_digest),
+            numeric_class=key.numeric_class,
             weights_digest=model.weights_digest,
             num_parameters=model.num_parameters,
             source=model.source,
@@ -135,13 +159,14 @@ def build_engine(
         limits=limits,
         build=Build(
             version=package_version("isobatch"),
-            backend=backend_name(backend.unit),
-            device=device_name(),
-            unit=backend.unit,
+            backend=key.backend,
+            device=key.device,
+            unit=key.unit,
             mlx_version=package_version("mlx"),
             num_threads=num_threads,
         ),
         self_test=self_test(backend),
+        profile=profile,
     )
     session = Session(model.model_id, runner, cache, limits)
     pool_bytes = blocks * block_bytes(dimensions, BLOCK_SIZE)

@@ -38,7 +38,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _bits(model: Path, unit: str = "auto") -> list[bytes]:
     """Digests of the logits of a few rows; all of them must be finite."""
-    config = ExecutorConfig(listen="unix:/unused/e.sock", kv_memory_mb=1, threads=1, unit=unit)
+    config = ExecutorConfig(
+        listen="unix:/unused/e.sock", kv_memory_mb=1, threads=1, unit=unit, profile="off"
+    )
     engine = build_engine(
         config, ModelLocation(model, "m"), dispatch.create_backend, lambda _: SelfTestResult(0, ())
     )

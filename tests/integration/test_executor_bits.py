@@ -39,7 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     scales[HUGE_TOKEN] = 1e30
     tensors["model.embed_tokens.scales"] = mx.array(scales)
     mx.save_safetensors(file, tensors)
-    config = ExecutorConfig(listen="unix:/unused/e.sock", kv_memory_mb=1, threads=2)
+    config = ExecutorConfig(listen="unix:/unused/e.sock", kv_memory_mb=1, threads=2, profile="off")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ISOBATCH_CACHE", str(path / "cache"))
         built = build_engine(

@@ -33,7 +33,9 @@ PROMPT = (
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     location = ModelLocation(embedded_model_path(), "smollm2")
-    config = ExecutorConfig(listen="unix:/unused/e.sock", kv_memory_mb=64, metrics_port=0)
+    config = ExecutorConfig(
+        listen="unix:/unused/e.sock", kv_memory_mb=64, metrics_port=0, profile="off"
+    )
     built = build_engine(config, location, dispatch.create_backend, lambda _: SelfTestResult(0, ()))
     yield built
     built.close()

@@ -57,6 +57,7 @@ def _config(backend: str) -> ExecutorConfig:
         threads=1,
         max_num_seqs=4,
         max_num_batched_tokens=26,
+        profile="off",
     )
 
 

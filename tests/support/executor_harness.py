@@ -56,7 +56,7 @@ async def running(
     loop = asyncio.get_running_loop()
     socket = folder / "e.sock"
     config = ExecutorConfig(
-        listen=f"unix:{socket}", metrics_port=0, **{"kv_memory_mb": 1, **settings}
+        listen=f"unix:{socket}", metrics_port=0, **{"kv_memory_mb": 1, "profile": "off", **settings}
     )
     backends: list[FakeBackend] = []
 

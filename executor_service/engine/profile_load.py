@@ -1,0 +1,52 @@
+"""Which profile a start uses: a stored one, a new one, or none."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from executor_service import logs
+from executor_service.engine.profile import MEASURED, OFF, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from executor_service.engine.profile import CostPoint
+    from executor_service.engine.profile_store import ProfileKey, ProfileStore
+
+AUTO: Final = "auto"
+MEASURE: Final = "measure"
+MODES: Final = (AUTO, MEASURE, OFF)
+_LOG = logs.get_logger(__name__)
+
+
+def load_profile(
+    mode: str,
+    key: ProfileKey,
+    store: ProfileStore,
+    measure: Callable[[], tuple[CostPoint, ...]],
+    now: Callable[[], float] = time.time,
+) -> Profile:
+    """Return the profile in force.
+
+    `mode` auto takes the stored profile and measures where there is none; measure always measures;
+    off has none. What was measured is stored.
+    """
+    if mode == OFF:
+        return Profile()
+    stored = store.read(key) if mode == AUTO else None
+    if stored is not None:
+        return stored
+    begin = time.monotonic()
+    profile = Profile(MEASURED, int(now()), measure())
+    if not profile.points:
+        _LOG.warning("profile cannot be measured: the cache has no room for a step")
+        return Profile()
+    _LOG.info(
+        "profile measured",
+        seconds=round(time.monotonic() - begin, 3),
+        points=len(profile.points),
+        path=str(store.path(key)),
+    )
+    store.write(key, profile)
+    return profile

@@ -1,0 +1,204 @@
+"""Times steps of a loaded model, before its first session."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from executor_service.engine.profile import CostPoint, StepShape, monotone
+from executor_service.engine.trial_steps import trial_step
+from executor_service.kv_cache.block_table import blocks_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from executor_service.engine.model_runner import ModelRunner
+    from executor_service.engine.step_request import Limits, StepRequest
+    from executor_service.kv_cache.manager import KvCacheManager
+
+    Clock = Callable[[], int]
+
+# What a first start may take longer for the measurement.
+BUDGET_NS: Final = 1_500_000_000
+MAX_REPEATS: Final = 9
+# A step that takes less than this part of the budget may run once more, untimed.
+CHEAP_SHARE: Final = 40
+# Every step has the kernels of its own size; these cover each of their shapes.
+DECODE_ROWS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+PROMPT_TOKENS: Final = (16, 32, 64, 128, 256, 512)
+CONTEXTS: Final = (0, 512, 2048)
+# Behind a context, attention adds the same for each row and position, so few shapes are enough;
+# each of their rows holds a context of its own, as those of users do.
+CONTEXT_DECODE_ROWS: Final[Mapping[int, tuple[int, ...]]] = {512: (1, 4), 2048: (1,)}
+CONTEXT_PROMPT_TOKENS: Final[Mapping[int, tuple[int, ...]]] = {512: (128,), 2048: (128,)}
+
+
+def shapes(limits: Limits, num_blocks: int, block_size: int) -> list[StepShape]:
+    """Return the shapes to time that limits and cache allow, those that matter most first.
+
+    A machine that is slow for its model gets through the
+    first ones alone: they span the curve, and the others refine it.
+    """
+    wanted = [StepShape(rows, rows) for rows in DECODE_ROWS]
+    wanted += [StepShape(1, tokens) for tokens in PROMPT_TOKENS]
+    for context in CONTEXTS[1:]:
+        wanted += [StepShape(rows, rows, context) for rows in CONTEXT_DECODE_ROWS[context]]
+        wanted += [StepShape(1, tokens, context) for tokens in CONTEXT_PROMPT_TOKENS[context]]
+    first = (
+        StepShape(1, 1), StepShape(8, 8), StepShape(1, 64), StepShape(4, 4), StepShape(1, 1, 512),
+        StepShape(2, 2), StepShape(16, 16), StepShape(1, 256), StepShape(32, 32),
+    )  # fmt: skip
+    others = sorted(set(wanted) - set(first), key=lambda shape: (shape.num_tokens, shape))
+    return [
+        shape
+        for shape in (*first, *others)
+        if _fits(shape, limits) and num_blocks >= shape.num_rows * blocks_for(shape.end, block_size)
+    ]
+
+
+def _fits(shape: StepShape, limits: Limits) -> bool:
+    return (
+        shape.num_rows <= limits.max_num_seqs
+        and shape.num_tokens <= limits.max_num_batched_tokens
+        and shape.end <= limits.context_length
+    )
+
+
+class Steps(Protocol):
+    """Computes steps of given shapes."""
+
+    def num_missing(self, shape: StepShape) -> int:
+        """Return how many blocks of cache a step of the shape has yet to take."""
+        ...
+
+    def take(self, shape: StepShape) -> bool:
+        """Take them; False, with nothing taken, where there are too few."""
+        ...
+
+    def run(self, shape: StepShape) -> None:
+        """Compute a step for which the blocks were taken."""
+        ...
+
+
+class ScratchSteps:
+    """Steps over blocks of the cache that are given back at the end of the `with` block.
+
+    The cache must have no open sequence. Its other users find it as before: blocks are cleared
+    when they are handed out. Blocks are kept from one shape to the next, so that as little memory
+    as possible is touched: where pages are slow to come, that takes longer than the steps.
+    """
+
+    def __init__(self, runner: ModelRunner, cache: KvCacheManager, limits: Limits) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._limits = limits
+        self._num_rows = 0
+        self._requests: dict[StepShape, StepRequest] = {}
+
+    def __enter__(self) -> Self:
+        if self._cache.num_sequences:
+            raise AssertionError("[profile] the cache must have no open sequence")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cache.release(range(self._num_rows))
+        self._runner.forget()
+
+    def num_missing(self, shape: StepShape) -> int:
+        """Return how many blocks a step of the shape has yet to take."""
+        needed = blocks_for(shape.end, self._cache.block_size)
+        held = (
+            self._cache.num_blocks_of(row) if row < self._num_rows else 0
+            for row in range(shape.num_rows)
+        )
+        return sum(max(0, needed - count) for count in held)
+
+    def take(self, shape: StepShape) -> bool:
+        """Take them; False, with nothing taken, where the cache has too few."""
+        for row in range(self._num_rows, shape.num_rows):
+            self._cache.open(row)
+        self._num_rows = max(self._num_rows, shape.num_rows)
+        return self._cache.grow(dict.fromkeys(range(shape.num_rows), shape.end))
+
+    def run(self, shape: StepShape) -> None:
+        """Compute a step for which the blocks were taken."""
+        request = self._requests.get(shape)
+        if request is None:
+            request = self._requests[shape] = trial_step(
+                shape.num_rows, shape.tokens_per_row, shape.context_length, self._limits.vocab_size
+            )
+        tables = self._cache.block_tables(range(shape.num_rows))
+        self._runner.run(request, request.token_ids, tables)
+
+
+def measure(
+    runner: ModelRunner,
+    cache: KvCacheManager,
+    limits: Limits,
+    *,
+    budget_ns: int = BUDGET_NS,
+    clock: Clock = time.perf_counter_ns,
+) -> tuple[CostPoint, ...]:
+    """Return the cost curve, measured in about `budget_ns`; empty where the cache has no room."""
+    wanted = shapes(limits, cache.occupancy().free_blocks, cache.block_size)
+    with ScratchSteps(runner, cache, limits) as steps:
+        durations = time_interleaved(steps, wanted, budget_ns, clock)
+    return monotone(
+        CostPoint(shape, median, len(found), median)
+        for shape, found in durations.items()
+        for median in (round(statistics.median(found)),)
+    )
+
+
+def time_interleaved(
+    steps: Steps, wanted: Sequence[StepShape], budget_ns: int, clock: Clock
+) -> dict[StepShape, list[int]]:
+    """Time the shapes in turns, so that a slow moment of the machine touches all of them alike.
+
+    The first shape is timed whatever it takes; every other step runs only where it is expected to
+    end within the budget. Where that is cheap, a shape runs once untimed before: memory is touched
+    and kernels are compiled then.
+    """
+    begin = clock()
+    durations: dict[StepShape, list[int]] = {}
+    blocks_taken, block_ns = 0, 0
+    for _ in range(MAX_REPEATS):
+        is_out_of_time = True
+        for shape in wanted:
+            found = durations.get(shape)
+            expected = max(found) if found else _expected(shape, durations)
+            is_cheap = found is None and expected * CHEAP_SHARE < budget_ns
+            missing = steps.num_missing(shape)
+            cost = expected * (2 if is_cheap else 1) + missing * block_ns // max(1, blocks_taken)
+            if durations and clock() - begin + cost > budget_ns:
+                continue
+            if missing:
+                started = clock()
+                if not steps.take(shape):
+                    continue
+                blocks_taken, block_ns = blocks_taken + missing, block_ns + clock() - started
+            if is_cheap:
+                steps.run(shape)
+            started = clock()
+            steps.run(shape)
+            durations.setdefault(shape, []).append(clock() - started)
+            is_out_of_time = False
+        if is_out_of_time:
+            break
+    return durations
+
+
+def _expected(shape: StepShape, durations: Mapping[StepShape, Sequence[int]]) -> int:
+    """Return a guess from above of what a new shape takes; 0 before any was timed.
+
+    A smaller step times the ratio of tokens, or a larger step, whichever says less. Behind a longer
+    context it may take as long again.
+    """
+    guesses = (
+        max(found)
+        * max(1, -(-shape.num_tokens // known.num_tokens))
+        * (2 if shape.context_length > known.context_length else 1)
+        for known, found in durations.items()
+    )
+    return min(guesses, default=0)
