@@ -1,6 +1,7 @@
 """Configuration of the scheduler: file, then variables, then flags. Read once."""
 
 import ipaddress
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,12 @@ class SchedulerConfig:
     log_prompts: bool = False
     # Whether gRPC reflection answers (server).
     reflection: bool = True
+    # Whether latencies on the metrics page name a request each, in OpenMetrics (metrics).
+    metrics_exemplars: bool = False
+    # Address of an OpenTelemetry collector, http(s)://HOST:PORT; empty for none (tracing).
+    otlp_endpoint: str = ""
+    # Each how many steps one becomes a span; 0 for none (tracing).
+    otlp_step_every: int = 0
 
     def __post_init__(self) -> None:
         """Check every field; raises ConfigurationError."""
@@ -65,6 +72,11 @@ class SchedulerConfig:
                  f"must be one of {', '.join(logs.LEVELS)}", self.log_level)  # fmt: skip
         _require(self.log_format in logs.FORMATS, "log_format",
                  f"must be one of {', '.join(logs.FORMATS)}", self.log_format)  # fmt: skip
+        _require(self.otlp_step_every >= 0, "otlp_step_every", "must be at least 0",
+                 self.otlp_step_every)  # fmt: skip
+        _require(_is_endpoint(self.otlp_endpoint), "otlp_endpoint",
+                 "must be http://HOST:PORT, https://HOST:PORT or empty",
+                 self.otlp_endpoint)  # fmt: skip
         check_address("listen", self.listen)
         check_address("executor", self.executor)
 
@@ -72,6 +84,15 @@ class SchedulerConfig:
 def _require(holds: bool, field: str, rule: str, got: object) -> None:
     if not holds:
         raise ConfigurationError(f"[config] {field} {rule}, got {got!r}")
+
+
+def _is_endpoint(address: str) -> bool:
+    parts = urllib.parse.urlsplit(address)
+    try:
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
+    except ValueError:  # a port that is none
+        return False
+    return is_whole or not address
 
 
 def socket_path(address: str) -> Path | None:
@@ -120,6 +141,9 @@ _HELP: Mapping[str, str] = {
     "log_file": "file for logs instead of standard error; it is rotated",
     "log_prompts": "whether the log holds the text of prompts: true or false",
     "reflection": "whether gRPC reflection answers: true or false",
+    "metrics_exemplars": "whether latencies in OpenMetrics name a request each: true or false",
+    "otlp_endpoint": "address of an OpenTelemetry collector: http(s)://HOST:PORT",
+    "otlp_step_every": "each how many steps one becomes a span; 0 for none",
 }
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "recovery_deadline_seconds": ("--recovery-deadline", "--recovery-deadline-seconds"),

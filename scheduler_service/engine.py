@@ -31,6 +31,7 @@ from scheduler_service.executor_client import (
 )
 from scheduler_service.fan_out import Totals
 from scheduler_service.metrics import ReconnectReason, SchedulerMetrics
+from scheduler_service.spans import Spans
 from scheduler_service.step_loop import Clock, StepLoop
 from scheduler_service.step_sampler import StepSampler
 from scheduler_service.text.errors import TokenizerError
@@ -70,6 +71,7 @@ class Engine:
         metrics: SchedulerMetrics,
         on_serving: Callable[[bool], None],
         clock: Clock = time.monotonic,
+        spans: Spans | None = None,
     ) -> None:
         """Call `on_serving` whenever a session opens (True) or is lost (False)."""
         self.totals = Totals()
@@ -79,6 +81,7 @@ class Engine:
         self._metrics = metrics
         self._on_serving = on_serving
         self._clock = clock
+        self._spans = spans
         self._model: ServedModel | None = None
         self._session: ExecutorSession | None = None
         # When the last session was lost; None while steps succeed.
@@ -211,6 +214,7 @@ class Engine:
             self._metrics.for_model(capabilities.model.model_id),
             self.totals,
             self._clock,
+            None if self._spans is None else self._spans.step,
         )
         _LOG.info("model_served", model=capabilities.model.model_id, device=capabilities.device)
         return ServedModel(capabilities, tokenizer, loop)

@@ -122,10 +122,11 @@ class FanOut:
         metrics: ModelMetrics,
         now: float,
     ) -> None:
+        exemplar = metrics.exemplar(event.request_id)
         if stream.last_token_at is None:
-            metrics.time_to_first_token.observe(now - stream.request.arrival)
+            metrics.time_to_first_token.observe(now - stream.request.arrival, exemplar)
         else:
-            metrics.inter_token_latency.observe(now - stream.last_token_at)
+            metrics.inter_token_latency.observe(now - stream.last_token_at, exemplar)
         self._totals.num_generated_tokens += 1
         metrics.generated_tokens.inc()
         digest = self._digests.pop(event.request_id, None)
@@ -153,7 +154,7 @@ class FanOut:
             outcome = Outcome.ERROR
         metrics.requests[outcome].inc()
         seconds = now - stream.request.arrival
-        metrics.request_duration.observe(seconds)
+        metrics.request_duration.observe(seconds, metrics.exemplar(event.request_id))
         _LOG.info(
             "request_finished",
             request_id=stream.request.request_id,

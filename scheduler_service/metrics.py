@@ -16,6 +16,8 @@ from prometheus_client import (
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _NAMESPACE = "isobatch_scheduler"
+# What the format allows an exemplar, less the name of its one label.
+_MAX_EXEMPLAR_ID = 128 - len("request_id")
 
 
 class Outcome(StrEnum):
@@ -108,13 +110,26 @@ class ModelMetrics:
     last_step: Gauge
     preemptions: dict[PreemptionReason, Counter]
     executor_reconnects: dict[ReconnectReason, Counter]
+    has_exemplars: bool
+
+    def exemplar(self, request_id: str) -> dict[str, str] | None:
+        """Return what names a request beside a value of a histogram, where that is asked for.
+
+        Exemplars are no labels: each bucket keeps one, and only OpenMetrics pages show it.
+        """
+        if not self.has_exemplars or len(request_id) > _MAX_EXEMPLAR_ID:
+            return None
+        return {"request_id": request_id}
 
 
 class SchedulerMetrics:
     """All instruments of the process, in one registry."""
 
-    def __init__(self, registry: CollectorRegistry, version: str) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, version: str, *, has_exemplars: bool = False
+    ) -> None:
         """Declare the instruments in `registry`."""
+        self._has_exemplars = has_exemplars
         gauge = functools.partial(Gauge, namespace=_NAMESPACE, registry=registry)
         counter = functools.partial(Counter, namespace=_NAMESPACE, registry=registry)
         histogram = functools.partial(Histogram, namespace=_NAMESPACE, registry=registry)
@@ -200,4 +215,5 @@ class SchedulerMetrics:
             executor_reconnects={
                 each: self._reconnects.labels(model, each) for each in ReconnectReason
             },
+            has_exemplars=self._has_exemplars,
         )

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from importlib import metadata
 
@@ -24,6 +25,7 @@ from scheduler_service.executor_client import ExecutorClient
 from scheduler_service.interceptor import ErrorInterceptor
 from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.servicer import SchedulerServicer
+from scheduler_service.spans import open_spans
 
 _LOG = logs.get_logger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -58,14 +60,20 @@ class SchedulerServer:
         """Wire everything up; nothing is started or bound."""
         self._config = config
         self.registry = prometheus_client.CollectorRegistry()
-        self.metrics = SchedulerMetrics(self.registry, version())
+        self.metrics = SchedulerMetrics(
+            self.registry, version(), has_exemplars=config.metrics_exemplars
+        )
         self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._spans = open_spans(
+            config.otlp_endpoint, config.otlp_step_every, version(), time.monotonic, os.environ
+        )
         self.engine = Engine(
             config,
             ExecutorClient(config.executor, config.step_timeout_seconds),
             self.metrics,
             self._show_serving,
+            spans=self._spans,
         )
         self._options = _OPTIONS + ([] if socket_path(config.listen) else _TCP_OPTIONS)
 
@@ -95,7 +103,12 @@ class SchedulerServer:
             interceptors=[ErrorInterceptor(SERVICE_NAME)], options=self._options
         )
         pb_grpc.add_SchedulerServiceServicer_to_server(
-            SchedulerServicer(self.engine, self.metrics, log_prompts=self._config.log_prompts),
+            SchedulerServicer(
+                self.engine,
+                self.metrics,
+                log_prompts=self._config.log_prompts,
+                spans=self._spans,
+            ),
             server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -118,6 +131,8 @@ class SchedulerServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await engine_task
             await asyncio.gather(*self._tasks)
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
 
     @contextlib.contextmanager
     def metrics_port(self) -> Iterator[None]:

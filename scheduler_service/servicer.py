@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -15,6 +15,7 @@ from scheduler_service.engine import Engine, ServedModel
 from scheduler_service.errors import InvalidRequestError, NotServingError, ServiceError, from_core
 from scheduler_service.metrics import Outcome, SchedulerMetrics
 from scheduler_service.sampling import validate
+from scheduler_service.spans import Metadata, Spans
 from scheduler_service.step_loop import Clock
 from scheduler_service.streams import TokenStream
 from scheduler_service.text.errors import PromptError
@@ -39,11 +40,13 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         clock: Clock = time.monotonic,
         *,
         log_prompts: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         """Serve `engine`; `clock` gives monotonic seconds and must be the engine's own.
 
-        With `log_prompts`, the log holds the text of each prompt.
+        With `log_prompts`, the log holds the text of each prompt. `spans` take notes of requests.
         """
+        self._spans = spans
         self._log_prompts = log_prompts
         self._engine = engine
         self._metrics = metrics
@@ -59,8 +62,9 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         model = self._engine.model(request.model)
         try:
             options, stream = await self._prepare(request, model)
-        except ServiceError:
+        except ServiceError as error:
             self._count_rejected(model)
+            self._trace_refused(context, arrival, model, error)
             raise
         live = stream.request
         logs.bind(request_id=live.request_id)
@@ -71,12 +75,19 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         live.deadline = None if remaining is None else arrival + remaining
         if self._engine.model(request.model) is not model:
             raise NotServingError("[scheduler] the model changed while the prompt was encoded")
-        model.loop.submit(stream)
+        try:
+            model.loop.submit(stream)
+        except ServiceError as error:
+            self._trace_refused(context, arrival, model, error)
+            raise
+        end_span = self._begin_span(context, stream, model)
 
         def leave(_: _Context) -> None:
             # With a live request only when the client left or its deadline passed.
             if not stream.is_over:
                 model.loop.cancel(live.request_id)
+            if end_span is not None:
+                end_span()
 
         # Not `finally`: a generator that is never resumed would be closed only when collected.
         context.add_done_callback(leave)  # type: ignore[arg-type]  # not a protocol in the stubs
@@ -126,6 +137,21 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         )
         return options, stream
 
+    def _begin_span(
+        self, context: _Context, stream: TokenStream, model: ServedModel
+    ) -> Callable[[], None] | None:
+        if self._spans is None:
+            return None
+        numeric_class = model.capabilities.model.numeric_class
+        return self._spans.begin(stream, _metadata(context), numeric_class)
+
+    def _trace_refused(
+        self, context: _Context, arrival: float, model: ServedModel, error: ServiceError
+    ) -> None:
+        if self._spans is not None:
+            name = model.capabilities.model.model_id
+            self._spans.refuse(_metadata(context), arrival, name, error.reason)
+
     def _count_rejected(self, model: ServedModel) -> None:
         instruments = self._metrics.for_model(model.capabilities.model.model_id)
         instruments.requests[Outcome.REJECTED].inc()
@@ -172,6 +198,10 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
                 response.total_blocks = state.kv_counts.total
                 response.free_blocks = state.kv_counts.free
         return response
+
+
+def _metadata(context: _Context) -> Metadata:
+    return [(key, value) for key, value in context.invocation_metadata() or ()]
 
 
 async def _encode(model: ServedModel, prompt: api.Prompt) -> tuple[list[int], str]:

@@ -97,8 +97,13 @@ class StepLoop:
         metrics: ModelMetrics,
         totals: Totals,
         clock: Clock = time.monotonic,
+        on_step: Callable[[TokenRowBatch, PhaseTimes, float], None] | None = None,
     ) -> None:
-        """Schedule requests of `model` within `limits`; `clock` gives monotonic seconds."""
+        """Schedule requests of `model` within `limits`; `clock` gives monotonic seconds.
+
+        `on_step` is called with each computed step while the next one runs: its rows, its
+        times, and the executor's own account of its seconds.
+        """
         self.state = SchedulerState(limits, model=model.model_id)
         self.fan_out = FanOut(totals)
         # True once a step of the present session was answered.
@@ -108,6 +113,7 @@ class StepLoop:
         self._metrics = metrics
         self._totals = totals
         self._clock = clock
+        self._on_step = on_step
         self._wake = asyncio.Event()
         # Of the last answered step until it is counted: rows, unless they were refused; times;
         # the executor's seconds.
@@ -231,6 +237,8 @@ class StepLoop:
         self._uncounted = None
         if batch is not None:
             self._count_rows(batch)
+            if self._on_step is not None:
+                self._on_step(batch, times, executor_seconds)
         self._totals.num_steps += 1
         for phase, seconds in times.phases(executor_seconds).items():
             self._metrics.step_phase[phase].observe(seconds)

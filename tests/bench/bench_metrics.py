@@ -1,4 +1,4 @@
-"""What the metrics cost: processor time of one scrape, and of counting one step.
+"""What the metrics cost: processor time of one scrape, and of counting one step; and of traces.
 
 Usage: python tests/bench/bench_metrics.py
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,11 @@ sys.path.append(str(ROOT))
 
 import prometheus_client  # noqa: E402 - the root comes first
 
+from scheduler_service.core import FinishReason, Request, RequestId, SamplingParams  # noqa: E402
 from scheduler_service.metrics import SchedulerMetrics  # noqa: E402
 from scheduler_service.step_loop import PhaseTimes  # noqa: E402
+from scheduler_service.streams import Ending, TokenStream  # noqa: E402
+from scheduler_service.text.detokenizer import Detokenizer  # noqa: E402
 from tests.contract.test_expositions import executor_page, scheduler_page  # noqa: E402
 
 REPEATS: Final = 200
@@ -53,6 +57,35 @@ def scheduler_step() -> Callable[[], None]:
     return count
 
 
+def token(*, has_exemplars: bool) -> Callable[[], object]:
+    """Return what is counted for one token of a stream."""
+    registry = prometheus_client.CollectorRegistry()
+    metrics = SchedulerMetrics(registry, "1", has_exemplars=has_exemplars).for_model("m")
+
+    def count() -> None:
+        for _ in range(100):
+            metrics.inter_token_latency.observe(0.012, metrics.exemplar("a-request"))
+
+    return count
+
+
+def request_span() -> Callable[[], object] | None:
+    """Return what the spans of one request cost before they are sent; None without the extra."""
+    try:
+        from opentelemetry.sdk.trace import TracerProvider
+
+        from scheduler_service.otel import OtelSpans
+    except ImportError:
+        return None
+    spans = OtelSpans(TracerProvider(shutdown_on_exit=False), 0, time.monotonic)
+    request = Request(RequestId("r"), (1, 2, 3), SamplingParams(), 4, arrival=time.monotonic())
+    # No text is made of these tokens.
+    stream = TokenStream(request, typing.cast("Detokenizer", None))
+    stream.admitted_at = stream.first_token_at = request.arrival
+    stream.ending = Ending(FinishReason.LENGTH, "", "", None, request.arrival)
+    return lambda: spans.begin(stream, (), "x")()
+
+
 def main() -> None:
     """Measure and print."""
     for name, page in (("scheduler", scheduler_page), ("executor", executor_page)):
@@ -64,6 +97,13 @@ def main() -> None:
     step = median_seconds(scheduler_step())
     print(f"scheduler: counting a step takes {step * 1e6:.1f} us "
           f"({step / STEP_SECONDS:.3%} of a step of {STEP_SECONDS * 1e3:g} ms)")  # fmt: skip
+    plain, rich = (median_seconds(token(has_exemplars=each)) / 100 for each in (False, True))
+    print(f"scheduler: a latency takes {plain * 1e6:.1f} us, with an exemplar {rich * 1e6:.1f} us")
+    spans = request_span()
+    if spans is None:
+        print("scheduler: traces not measured, isobatch[otel] is not installed")
+    else:
+        print(f"scheduler: the spans of a request take {median_seconds(spans) * 1e6:.0f} us")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = ROOT / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = ["build", "dev", "protos", "run", "uv"]
+PINNED = ["build", "dev", "otel", "protos", "run", "uv"]
 BY_HAND = ["bench", "bench-mlx", "reference"]
 
 
@@ -57,6 +57,13 @@ def test_run_pins_what_the_project_depends_on() -> None:
         assert all(requirement.specifier.contains(version) for version in versions), text
 
 
+def test_otel_pins_its_extra() -> None:
+    otel = pins("otel")
+    for text in PROJECT["project"]["optional-dependencies"]["otel"]:
+        requirement = Requirement(text)
+        assert all(map(requirement.specifier.contains, otel[canonicalize_name(requirement.name)]))
+
+
 def test_build_pins_the_build_system() -> None:
     build = pins("build")
     for text in PROJECT["build-system"]["requires"]:
@@ -65,7 +72,7 @@ def test_build_pins_the_build_system() -> None:
         assert all(requirement.specifier.contains(version) for version in versions), text
 
 
-@pytest.mark.parametrize("name", ["build", "dev"])
+@pytest.mark.parametrize("name", ["build", "dev", "otel"])
 def test_files_installed_together_agree(name: str) -> None:
     run, other = pins("run"), pins(name)
     assert {package: other[package] for package in run.keys() & other.keys()} == {

@@ -39,12 +39,13 @@ def test_every_field_has_a_flag() -> None:
         "max_num_waiting": "4", "recovery_deadline_seconds": "2.0", "drain_seconds": "1.0",
         "step_timeout_seconds": "3.0", "log_level": "error", "log_format": "json",
         "reflection": "false", "log_file": "/x/s.log", "log_prompts": "false",
+        "metrics_exemplars": "true", "otlp_endpoint": "http://h:4317", "otlp_step_every": "9",
     }  # fmt: skip
     assert set(values) == {each.name for each in dataclasses.fields(SchedulerConfig)}
     flags = [part for n, v in values.items() for part in (f"--{n.replace('_', '-')}", v)]
     settings = config.load(flags, {})
     assert {n: str(getattr(settings, n)) for n in values} == values | {
-        "reflection": "False", "log_prompts": "False",
+        "reflection": "False", "log_prompts": "False", "metrics_exemplars": "True",
     }  # fmt: skip
 
 
@@ -68,6 +69,9 @@ def test_every_field_has_a_flag() -> None:
         (["--listen", "127.0.0.1:99999"], "must be unix:PATH or HOST:PORT"),
         (["--listen", "unix:relative.sock"], "must name an absolute socket path"),
         (["--listen", f"unix:/{'d' * 100}"], "at most 99 bytes"),
+        (["--otlp-endpoint", "127.0.0.1:4317"], "otlp_endpoint must be http://HOST:PORT"),
+        (["--otlp-endpoint", "http://h:port"], "otlp_endpoint must be http://HOST:PORT"),
+        (["--otlp-step-every", "-1"], "otlp_step_every must be at least 0"),
         (["--executor", "10.0.0.1:1"], "executor must be a loopback"),
     ],
 )
