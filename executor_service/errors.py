@@ -4,6 +4,7 @@
       InvalidRequestError            INVALID_ARGUMENT     INVALID_REQUEST
         InvalidStepError             INVALID_ARGUMENT     INVALID_STEP
       ModelNotFoundError             NOT_FOUND            MODEL_NOT_FOUND
+      RecordNotKeptError             NOT_FOUND            RECORD_NOT_KEPT
       SequenceNotOpenError           FAILED_PRECONDITION  SEQUENCE_NOT_OPEN
       StaleGenerationError           FAILED_PRECONDITION  STALE_GENERATION
       StepOutOfOrderError            FAILED_PRECONDITION  STEP_OUT_OF_ORDER
@@ -67,6 +68,13 @@ class ModelNotFoundError(ExecutorError):
 
     status = grpc.StatusCode.NOT_FOUND
     reason = "MODEL_NOT_FOUND"
+
+
+class RecordNotKeptError(ExecutorError):
+    """Provenance was asked of a sequence that is not open, or by a handle that names nothing."""
+
+    status = grpc.StatusCode.NOT_FOUND
+    reason = "RECORD_NOT_KEPT"
 
 
 class SequenceNotOpenError(ExecutorError):

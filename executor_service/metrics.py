@@ -12,6 +12,7 @@
 | isobatch_executor_weight_bytes_read_total | counter   | model           |
 | isobatch_executor_non_finite_rows_total   | counter   | model           |
 | isobatch_executor_kv_blocks               | gauge     | model, state    |
+| isobatch_executor_kv_positions_written_total | counter | model, numeric_class |
 | isobatch_executor_memory_bytes            | gauge     | kind            |
 | isobatch_executor_self_test_state         | gauge     | state           |
 | isobatch_executor_self_test_cases         | gauge     |                 |
@@ -147,6 +148,11 @@ class Metrics:
         self._non_finite = counter(
             "non_finite_rows_total", "Rows that met a NaN or an infinity.", label
         ).labels(model_id)
+        self._positions = counter(
+            "kv_positions_written_total",
+            "Cache positions that steps wrote, by the numeric class of their provenance.",
+            ("model", "numeric_class"),
+        ).labels(model_id, model.numeric_class)
         blocks = gauge("kv_blocks", "Blocks of the key/value cache.", ("model", "state"))
         self._blocks = {state: blocks.labels(model_id, state) for state in STATES}
         memory = gauge("memory_bytes", "Memory of the process.", ("kind",))
@@ -195,6 +201,7 @@ class Metrics:
         if results is None:
             return
         self._tokens.observe(len(request.token_ids))
+        self._positions.inc(len(request.token_ids))
         self._step_rows.observe(len(request.sequence_ids))
         single = int((request.num_tokens == 1).sum())
         several = len(request.num_tokens) - single

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from executor_service import logs, wire, wire_capabilities
+from executor_service import logs, wire, wire_capabilities, wire_provenance
 from executor_service.errors import (
     ExecutorError,
     InvalidRequestError,
@@ -18,6 +18,7 @@ from executor_service.errors import (
 from executor_service.statuses import abort
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from isobatch.executor.v1 import provenance_pb2 as provenance_pb
 from isobatch.executor.v1 import token_rows_pb2 as rows_pb
 
 if TYPE_CHECKING:
@@ -66,6 +67,24 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
         except ExecutorError as error:
             await abort(context, error)
         return wire_capabilities.tokenizer(capabilities)
+
+    async def GetProvenance(
+        self,
+        request: provenance_pb.GetProvenanceRequest,
+        context: grpc.aio.ServicerContext[
+            provenance_pb.GetProvenanceRequest, provenance_pb.GetProvenanceResponse
+        ],
+    ) -> provenance_pb.GetProvenanceResponse:
+        """Say who wrote cached keys and values."""
+        host = self._host
+        try:
+            engine = host.engine
+            ask = wire_provenance.read_request(request)
+            report = await host.run(lambda: ask(engine.session))
+        except ExecutorError as error:
+            await abort(context, error)
+        numeric_class = engine.capabilities.model.numeric_class
+        return wire_provenance.response(host.executor_epoch, numeric_class, report)
 
     # A coroutine that reads and writes by itself, not a generator as the stub has it: a stream that
     # is fenced while its answer is written must still end with a status of ours.

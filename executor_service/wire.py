@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from executor_service.engine.provenance_report import opening_handle
 from executor_service.engine.session import Opening
 from executor_service.engine.step_request import Outcome, Source, StepAnswer, StepRequest
 from executor_service.errors import InvalidRequestError, InvalidStepError
@@ -143,6 +144,7 @@ def read_step(step: pb.Step) -> StepRequest:
         edit_starts=questions.edit_starts,
         edit_ids=questions.edit_ids,
         edit_values=questions.edit_values,
+        record_provenance=step.record_provenance,
     )
 
 
@@ -270,7 +272,9 @@ def occupancy(counts: KvOccupancy) -> pb.KvOccupancy:
 
 
 def sequences_opened(
-    openings: Iterable[Opening], cached: Iterable[int], counts: KvOccupancy
+    openings: Iterable[Opening],
+    cached: Iterable[int],
+    counts: KvOccupancy,
 ) -> pb.SequencesOpened:
     """Encode the answer to an Open."""
     return pb.SequencesOpened(
@@ -278,6 +282,7 @@ def sequences_opened(
             pb.SequenceOpened(
                 key=pb.SequenceKey(sequence_id=opening.sequence_id, generation=opening.generation),
                 num_cached_tokens=num_cached,
+                provenance_handle=opening_handle(opening.sequence_id, num_cached),
             )
             for opening, num_cached in zip(openings, cached, strict=True)
         ],
@@ -321,6 +326,7 @@ def step_result(answer: StepAnswer, executor_epoch: int, total_ns: int) -> pb.St
         top_k_weights=_bytes(results.top_k_weights, _F32),
         named_logits=_bytes(results.named_logits, _F32),
         digests=results.digests,
+        provenance_handle=answer.provenance_handle,
         non_finite_details=results.non_finite_details,
     )
     result.MergeFrom(_kernel_paths(tuple(results.paths)))

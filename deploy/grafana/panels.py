@@ -176,6 +176,9 @@ CACHE = Row("Key/value cache", (
           (Query(rate(scheduler("preemptions_total"), "model, reason"), "{{reason}}"),)),
     Panel("Steps refused for want of blocks", "Steps by outcome.", "short",
           (Query(rate(executor("steps_total"), "model, outcome"), "{{outcome}}"),)),
+    Panel("Written positions", "Cache positions by the numeric class of their provenance.", "short",
+          (Query(rate(executor("kv_positions_written_total"), "model, numeric_class"),
+                 "{{numeric_class}}"),)),
 ))  # fmt: skip
 
 HEALTH = Row("Health", (

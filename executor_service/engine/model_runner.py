@@ -137,6 +137,10 @@ class ModelRunner:
             )
         return output.logits[wanted_indexes].astype("<f4", copy=False).tobytes()
 
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint16]:
+        """Return a block's fp16 bits, (num_layers, 2, num_kv_heads, block_size, head_dim)."""
+        return self._backend.read_block(block_id)
+
     def _name(self, op: int) -> str:
         return self._op_names[op] if op < len(self._op_names) else f"op {op}"
 

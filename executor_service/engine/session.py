@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from executor_service.engine.provenance_report import (
+    ProvenanceReport,
+    ProvenanceReports,
+    step_handle,
+)
 from executor_service.engine.step_check import StepChecker
 from executor_service.engine.step_request import (
     Outcome,
@@ -25,6 +30,7 @@ from executor_service.errors import (
     InvalidRequestError,
     InvalidStepError,
     ModelNotFoundError,
+    RecordNotKeptError,
     SequenceNotOpenError,
     SessionFencedError,
     StaleEpochError,
@@ -79,6 +85,7 @@ class Session:
         self._cache = cache
         self._limits = limits
         self._checker = StepChecker(limits)
+        self._reports = ProvenanceReports(cache, runner.read_block)
         self._scheduler_epoch = 0
         self._ticket = 0
         self._last_step_id = 0
@@ -112,6 +119,7 @@ class Session:
             self._sequences.clear()
             self._cache.release_all()
             self._runner.forget()
+            self._cache.provenance.begin_epoch(scheduler_epoch)
         self._ticket += 1
         return self._ticket
 
@@ -176,7 +184,7 @@ class Session:
         sequence_ids = request.sequence_ids.tolist()
         ends = (request.start_positions + request.num_tokens).tolist()
         results: StepResults | None = None
-        prepare_ns = 0
+        prepare_ns = handle = 0
         if self._cache.grow(dict(zip(sequence_ids, ends, strict=True))):
             outcome = Outcome.COMPUTED
             if rows:
@@ -184,6 +192,7 @@ class Session:
                 prepare_ns = time.perf_counter_ns() - started
                 results = self._runner.run(request, token_ids, tables)
                 results = self._record(rows, ends, results, poisoned)
+                handle = self._record_provenance(request, tables, results)
             else:
                 self._runner.forget_logits()
         else:
@@ -196,9 +205,48 @@ class Session:
             queue_ns=queue_ns,
             prepare_ns=prepare_ns or time.perf_counter_ns() - started,
             results=results,
+            provenance_handle=handle,
         )
         self._last_step_id, self._last_answer = request.step_id, answer
         return answer
+
+    def _record_provenance(self, request: StepRequest, tables: Int32, results: StepResults) -> int:
+        """Record who wrote what, and return the handle of the step where it was asked for."""
+        serial = self._cache.provenance.record(
+            request.step_id,
+            request.sequence_ids,
+            request.start_positions,
+            request.num_tokens,
+            tables,
+            len(request.token_ids),
+            len(request.wanted),
+            results.paths,
+        )
+        return step_handle(serial) if request.record_provenance else 0
+
+    def provenance(
+        self, sequence_id: int, generation: int, *, include_digests: bool = False
+    ) -> ProvenanceReport:
+        """Return who wrote an open sequence's positions; raises RecordNotKeptError."""
+        known = self._sequences.get(sequence_id)
+        if known is None or known.generation != generation:
+            raise RecordNotKeptError(
+                "[provenance] the sequence must be open, "
+                f"got sequence {sequence_id}, generation {generation}"
+            )
+        return self._reports.of_sequence(sequence_id, known.num_computed_tokens, include_digests)
+
+    def provenance_of(self, handle: int, *, include_digests: bool = False) -> ProvenanceReport:
+        """Return what a step or an opening gave a handle for; raises RecordNotKeptError."""
+        number, is_opening = divmod(handle, 2)
+        if not is_opening:
+            return self._reports.of_step(number)
+        known = self._sequences.get(number)
+        if known is None:
+            raise RecordNotKeptError(
+                f"[provenance] the handle must be of an open sequence, got {handle}"
+            )
+        return self._reports.of_sequence(number, known.num_cached_tokens, include_digests)
 
     def fetch_logits(
         self, ticket: int, step_id: int, wanted_indexes: Int32, max_bytes: int

@@ -83,6 +83,7 @@ class StepRequest:
     edit_starts: Int32  # (L + 1,)
     edit_ids: Int32
     edit_values: Float32
+    record_provenance: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +96,7 @@ class StepAnswer:
     queue_ns: int = 0
     prepare_ns: int = 0
     results: StepResults | None = None  # None unless rows were computed
+    provenance_handle: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from executor_service.kv_cache.block_pool import BlockId, BlockPool
 from executor_service.kv_cache.block_table import BlockTable, blocks_for
+from executor_service.kv_cache.provenance import Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,7 @@ class KvCacheManager:
         self.block_size = block_size
         self._pool = BlockPool(num_blocks)
         self._zero_blocks = zero_blocks
+        self.provenance = Provenance(num_blocks, block_size)
         self._tables: dict[int, BlockTable] = {}
         # The tables that were asked for last, until one of them changes: from one decode step to
         # the next they seldom do.
@@ -103,7 +105,9 @@ class KvCacheManager:
             return True
         blocks = self._pool.allocate(total)
         self._asked = None
-        self._zero_blocks(np.asarray(blocks, np.int32))
+        ids = np.asarray(blocks, np.int32)
+        self._zero_blocks(ids)
+        self.provenance.forget(ids)
         start = 0
         for sequence_id, count in missing.items():
             self._tables[sequence_id].extend(blocks[start : start + count])

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from isobatch.executor.v1 import capabilities_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from isobatch.executor.v1 import provenance_pb2 as provenance_pb
 from isobatch.executor.v1 import token_rows_pb2 as rows_pb
 from tests.support.executor_harness import (
     Harness,
@@ -279,3 +280,38 @@ async def test_a_stop_waits_for_the_live_session(model: Path) -> None:
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert harness.backends[0].is_closed
     assert not harness.socket.exists()
+
+
+async def test_provenance_is_told_by_sequence_and_by_handle(harness: Harness) -> None:
+    async with session(harness) as client, harness.channel() as channel:
+        await client.open(7)
+        first = step_message(1, [(7, range(20, 38), 0)], record_provenance=True)
+        result = await client.step(first)
+        await client.step(step_message(2, [(7, [5], 18)]))
+        stub = pb_grpc.ExecutorServiceStub(channel)
+        request = provenance_pb.GetProvenanceRequest(
+            sequence=rows_pb.SequenceKey(sequence_id=7), include_digests=True
+        )
+        reply = await stub.GetProvenance(request)
+        assert reply.executor_epoch == result.executor_epoch
+        assert reply.numeric_class.startswith("X1")
+        assert [step.step_id for step in reply.steps] == [1, 2]
+        assert [step.num_tokens for step in reply.steps] == [18, 1]
+        assert [block.num_positions for block in reply.blocks] == [16, 3]
+        positions = np.frombuffer(reply.blocks[1].position_steps, "<i4")
+        assert positions.tolist() == [0, 0, 1]
+        assert len(reply.blocks[0].position_digests) == 16 * 16
+        paths = reply.path_sets[reply.steps[0].path_set].paths
+        assert [each.op for each in paths] == [rows_pb.KERNEL_OP_LINEAR]
+        by_handle = await stub.GetProvenance(
+            provenance_pb.GetProvenanceRequest(handle=result.provenance_handle)
+        )
+        assert list(by_handle.steps) == list(reply.steps[:1])
+        assert not by_handle.blocks
+        for wrong, reason in (
+            (provenance_pb.GetProvenanceRequest(), "INVALID_REQUEST"),
+            (provenance_pb.GetProvenanceRequest(handle=99), "RECORD_NOT_KEPT"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GetProvenance(wrong)
+            assert reason_of(caught.value) == reason

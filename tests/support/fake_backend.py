@@ -53,7 +53,8 @@ class FakeBackend:
         self.cache[block_ids] = CLEARED
 
     def read_block(self, block_id: int) -> npt.NDArray[np.uint16]:
-        return np.array(self.cache[block_id].view(np.uint16))
+        halves = self.cache[block_id].view(np.uint16).reshape(self.block_size, 2)
+        return np.array(halves.T.reshape(1, 2, 1, self.block_size, 1))
 
     def close(self) -> None:
         self.is_closed = True

@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 import grpc
 import numpy as np
 
-from isobatch.executor.v1 import capabilities_pb2, token_rows_pb2
+from isobatch.executor.v1 import capabilities_pb2, provenance_pb2, token_rows_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from scheduler_service.sampling import RowStatistics, Statistic, row_statistics
+from tests.support.fake_provenance import toy_provenance
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, tokenizer_document, vocab_size
 from tests.support.toy_model import ToyModel
 
@@ -136,6 +137,15 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             eos_token_ids=[EOS_ID],
             special_token_ids=[0, 1, 2],
         )
+
+    async def GetProvenance(
+        self, request: provenance_pb2.GetProvenanceRequest, context: _Context
+    ) -> provenance_pb2.GetProvenanceResponse:
+        """Know the positions of open sequences."""
+        sequence = self.sequences.get(request.sequence.sequence_id)
+        if sequence is None or sequence.generation != request.sequence.generation:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "[provenance] not open")
+        return toy_provenance(request, sequence.token_ids, self.block_size, self.executor_epoch)
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: _Context

@@ -78,6 +78,8 @@ def test_a_step_is_counted_once_however_often_it_is_answered(metrics: Metrics) -
     labels = {"op": "linear", "path": "gemv_multi", "unit": "vnni"}
     assert _value(metrics, "kernel_dispatches_total", **labels) == 120
     assert _value(metrics, "kernel_rows_total", **labels) == 4
+    written = {"model": "toy", "numeric_class": "X1"}
+    assert _value(metrics, "kv_positions_written_total", **written) == 4
     assert _value(metrics, "steps_total", model="toy", outcome="computed") == 1
     assert _value(metrics, "step_tokens_sum", model="toy") == 4
     assert _value(metrics, "step_rows_sum", model="toy") == 2
@@ -179,6 +181,7 @@ def test_every_label_value_is_one_that_the_module_lists(metrics: Metrics) -> Non
         "phase": {*metrics_module.PHASES, *metrics_module.STEP_PHASES},
         "unit": {"vnni"},
         "model": {"toy"},
+        "numeric_class": {"X1"},
     }
     found: dict[str, set[str]] = {}
     for family in metrics.registry.collect():

@@ -1,4 +1,5 @@
 from isobatch.executor.v1 import capabilities_pb2 as _capabilities_pb2
+from isobatch.executor.v1 import provenance_pb2 as _provenance_pb2
 from isobatch.executor.v1 import token_rows_pb2 as _token_rows_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from isobatch.executor.v1 import executor_service_pb2 as isobatch_dot_executor_dot_v1_dot_executor__service__pb2
+from isobatch.executor.v1 import provenance_pb2 as isobatch_dot_executor_dot_v1_dot_provenance__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -50,6 +51,11 @@ class ExecutorServiceStub:
                 request_serializer=isobatch_dot_executor_dot_v1_dot_executor__service__pb2.SessionRequest.SerializeToString,
                 response_deserializer=isobatch_dot_executor_dot_v1_dot_executor__service__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.GetProvenance = channel.unary_unary(
+                '/isobatch.executor.v1.ExecutorService/GetProvenance',
+                request_serializer=isobatch_dot_executor_dot_v1_dot_provenance__pb2.GetProvenanceRequest.SerializeToString,
+                response_deserializer=isobatch_dot_executor_dot_v1_dot_provenance__pb2.GetProvenanceResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -81,6 +87,14 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetProvenance(self, request, context):
+        """GetProvenance says who wrote cached keys and values. It changes nothing,
+        and is answered between two steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,6 +112,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=isobatch_dot_executor_dot_v1_dot_executor__service__pb2.SessionRequest.FromString,
                     response_serializer=isobatch_dot_executor_dot_v1_dot_executor__service__pb2.SessionResponse.SerializeToString,
+            ),
+            'GetProvenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProvenance,
+                    request_deserializer=isobatch_dot_executor_dot_v1_dot_provenance__pb2.GetProvenanceRequest.FromString,
+                    response_serializer=isobatch_dot_executor_dot_v1_dot_provenance__pb2.GetProvenanceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +201,33 @@ class ExecutorService:
             '/isobatch.executor.v1.ExecutorService/Session',
             isobatch_dot_executor_dot_v1_dot_executor__service__pb2.SessionRequest.SerializeToString,
             isobatch_dot_executor_dot_v1_dot_executor__service__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProvenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isobatch.executor.v1.ExecutorService/GetProvenance',
+            isobatch_dot_executor_dot_v1_dot_provenance__pb2.GetProvenanceRequest.SerializeToString,
+            isobatch_dot_executor_dot_v1_dot_provenance__pb2.GetProvenanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

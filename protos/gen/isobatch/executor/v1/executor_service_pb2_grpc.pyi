@@ -11,6 +11,7 @@ rows it is given and returns sufficient statistics of their logits.
 from collections import abc as _abc
 from grpc import aio as _aio
 from isobatch.executor.v1 import executor_service_pb2 as _executor_service_pb2
+from isobatch.executor.v1 import provenance_pb2 as _provenance_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -49,6 +50,10 @@ class ExecutorServiceStub:
     with ABORTED (reason SESSION_FENCED); a lower epoch is refused with
     FAILED_PRECONDITION (reason STALE_EPOCH).
     """
+    GetProvenance: _grpc.UnaryUnaryMultiCallable[_provenance_pb2.GetProvenanceRequest, _provenance_pb2.GetProvenanceResponse]
+    """GetProvenance says who wrote cached keys and values. It changes nothing,
+    and is answered between two steps.
+    """
 
 @_typing.type_check_only
 class ExecutorServiceAsyncStub(ExecutorServiceStub):
@@ -65,6 +70,10 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     live: a session of a higher scheduler epoch fences the old one, which ends
     with ABORTED (reason SESSION_FENCED); a lower epoch is refused with
     FAILED_PRECONDITION (reason STALE_EPOCH).
+    """
+    GetProvenance: _aio.UnaryUnaryMultiCallable[_provenance_pb2.GetProvenanceRequest, _provenance_pb2.GetProvenanceResponse]  # type: ignore[assignment]
+    """GetProvenance says who wrote cached keys and values. It changes nothing,
+    and is answered between two steps.
     """
 
 class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -97,6 +106,16 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         live: a session of a higher scheduler epoch fences the old one, which ends
         with ABORTED (reason SESSION_FENCED); a lower epoch is refused with
         FAILED_PRECONDITION (reason STALE_EPOCH).
+        """
+
+    @_abc_1.abstractmethod
+    def GetProvenance(
+        self,
+        request: _provenance_pb2.GetProvenanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_provenance_pb2.GetProvenanceResponse, _abc.Awaitable[_provenance_pb2.GetProvenanceResponse]]:
+        """GetProvenance says who wrote cached keys and values. It changes nothing,
+        and is answered between two steps.
         """
 
 def add_ExecutorServiceServicer_to_server(servicer: ExecutorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
