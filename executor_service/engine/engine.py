@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import psutil
@@ -32,6 +32,7 @@ from executor_service.kv_cache.sizing import block_bytes, num_blocks
 from executor_service.models.cache import cache_folder
 from executor_service.models.load import load_model
 from isobatch_kernels.build_digest import build_digest
+from isobatch_kernels.rope_table import positions_needed
 
 if TYPE_CHECKING:
     from executor_service.config import ExecutorConfig
@@ -96,9 +97,11 @@ def build_engine(
     dimensions = model.program.dimensions
     machine_bytes = psutil.virtual_memory().total
     blocks = num_blocks(dimensions, BLOCK_SIZE, config.kv_memory_mb, machine_bytes)
+    num_positions = positions_needed(dimensions.context_length, blocks * BLOCK_SIZE)
     try:
         backend = create_backend(
-            model.program,
+            # Nothing can be cached at the positions that are left out.
+            replace(model.program, dimensions=replace(dimensions, context_length=num_positions)),
             num_blocks=blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=config.max_num_seqs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -31,6 +30,7 @@ from isobatch_kernels.program import (
     RowStatistics,
     Weight,
 )
+from isobatch_kernels.rope_table import rope_digest
 from isobatch_kernels.step import Float32, Int32, Stat, StepInput, StepOutput
 
 # As a numpy scalar: members of an enum cost a microsecond each time they are looked up.
@@ -75,7 +75,7 @@ class CpuBackend:
             factors = np.asarray(rope.frequency_factors, dtype=np.float32)
         table = np.empty(dims.context_length * rope.rotary_dim, dtype=np.float32)
         _cpu.reference.rope_table(table, rope.rotary_dim, rope.base, factors, rope.position_scale)
-        self._rope_digest = hashlib.sha256(table.tobytes()).hexdigest()[:8]
+        self._rope_digest = rope_digest(table, rope.rotary_dim)
         self._engine: _cpu.Engine | None = _cpu.Engine(
             table,
             hidden_size=dims.hidden_size,
@@ -105,7 +105,7 @@ class CpuBackend:
 
     @property
     def rope_digest(self) -> str:
-        """First 8 hex digits of the SHA-256 of the RoPE table's bytes."""
+        """Digest of the RoPE table (rope_table.rope_digest)."""
         return self._rope_digest
 
     @property

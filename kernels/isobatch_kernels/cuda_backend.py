@@ -6,7 +6,6 @@ backend: docs/numerics.md says why, docs/cuda.md what was measured.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import OrderedDict
@@ -25,7 +24,7 @@ from isobatch_kernels.cuda.statistics import launch_statistics, read_top_k
 from isobatch_kernels.cuda.step_arrays import StepShape, describe, views
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import Program, RowStatistics
-from isobatch_kernels.rope_table import build_rope_table
+from isobatch_kernels.rope_table import build_rope_table, rope_digest
 from isobatch_kernels.step import Float32, Int32, Stat, StepInput, StepOutput
 from isobatch_kernels.step_check import StepLimits, check_step
 
@@ -83,7 +82,7 @@ class CudaBackend:
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
         table = build_rope_table(rope, dims.context_length)
-        self._rope_digest = hashlib.sha256(table.tobytes()).hexdigest()[:8]
+        self._rope_digest = rope_digest(table, rope.rotary_dim)
         size = dims.num_kv_heads * limits.block_size * dims.head_dim
         self._cache: mx.array | None = mx.zeros(
             (dims.num_layers, 2, limits.num_blocks, size), dtype=mx.float16
@@ -106,7 +105,7 @@ class CudaBackend:
 
     @property
     def rope_digest(self) -> str:
-        """First 8 hex digits of the SHA-256 of the RoPE table's bytes."""
+        """Digest of the RoPE table (rope_table.rope_digest)."""
         return self._rope_digest
 
     def run(self, step: StepInput) -> StepOutput:

@@ -6,7 +6,6 @@ same code runs under the harness of tests/metal_on_cpu. Nothing here raises the 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ from isobatch_kernels.program import (
     RopeWriteKV,
     RowStatistics,
 )
+from isobatch_kernels.rope_table import rope_digest
 from isobatch_kernels.step import StepOutput
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class MetalBackend:
             raise ValueError(
                 f"[metal] the RoPE table must cover the context, got {table.size} values"
             )
-        self._rope_digest = hashlib.sha256(table.tobytes()).hexdigest()[:8]
+        self._rope_digest = rope_digest(table, program.rope.rotary_dim)
         self._rope_table = self._launcher.upload(table)
         self._paths = PathCounter(program, self.unit)
         self._step_limits = StepLimits(
@@ -157,7 +157,7 @@ class MetalBackend:
 
     @property
     def rope_digest(self) -> str:
-        """First 8 hex digits of the SHA-256 of the RoPE table's bytes."""
+        """Digest of the RoPE table (rope_table.rope_digest)."""
         return self._rope_digest
 
     @property

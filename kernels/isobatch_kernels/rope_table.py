@@ -9,9 +9,10 @@ of Knuth and Dekker; Taylor and atanh series.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from isobatch_kernels.step import Float32
 
 Float64 = npt.NDArray[np.float64]
+
+DIGEST_POSITIONS: Final = 32768
+"""Positions that the digest in the class id is made of, where the model has so many."""
 
 _TABLE_FLOOR = np.float32(2.0**-24)
 _SQRT_2 = float.fromhex("0x1.6a09e667f3bcdp+0")
@@ -225,6 +229,24 @@ def rope_table(
     table[np.abs(table) < _TABLE_FLOOR] = 0
     table.flags.writeable = False
     return table
+
+
+def positions_needed(context_length: int, num_cached: int) -> int:
+    """Return the positions that a model's table must have behind a cache of `num_cached`.
+
+    A model may declare a million, whose table takes half a GiB, on a machine that holds a few
+    thousand. Never fewer than the digest is made of, so that the class id stays the same.
+    """
+    return min(context_length, max(num_cached, DIGEST_POSITIONS))
+
+
+def rope_digest(table: Float32, rotary_dim: int) -> str:
+    """Return the first 8 hex digits of the SHA-256 of the table's first DIGEST_POSITIONS positions.
+
+    A table may end where the cache ends, and that is no property of the arithmetic.
+    """
+    start = table.reshape(-1)[: DIGEST_POSITIONS * rotary_dim]
+    return hashlib.sha256(start.tobytes()).hexdigest()[:8]
 
 
 def build_rope_table(rope: RopeSpec, context_length: int) -> Float32:

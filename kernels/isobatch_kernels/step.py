@@ -91,7 +91,7 @@ class Backend(Protocol):
 
     @property
     def rope_digest(self) -> str:
-        """First 8 hex digits of the SHA-256 of the RoPE table's bytes."""
+        """Digest of the RoPE table (rope_table.rope_digest)."""
         ...
 
     def run(self, step: StepInput) -> StepOutput:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 import isobatch_kernels
 from isobatch_kernels.program import RopeSpec
-from isobatch_kernels.rope_table import build_rope_table, fma, rope_table
+from isobatch_kernels.rope_table import (
+    DIGEST_POSITIONS,
+    build_rope_table,
+    fma,
+    positions_needed,
+    rope_digest,
+    rope_table,
+)
 from tests.support.kernel_programs import native
 
 FLOATS = st.floats(-(2.0**200), 2.0**200).filter(lambda x: x == 0 or abs(x) > 2.0**-200)
@@ -124,3 +131,32 @@ def test_without_the_native_module_the_backend_s_table_is_this_one(
     assert rope_table.cache_info().misses == before + 1
     assert got.shape == (300, 8, 2)
     assert got.tobytes() == want.tobytes()
+
+
+def test_the_digest_does_not_depend_on_where_a_long_table_ends() -> None:
+    rope = RopeSpec(base=10000.0, rotary_dim=2, interleaved=False)
+    shortest = build_rope_table(rope, DIGEST_POSITIONS)
+    longer = build_rope_table(rope, DIGEST_POSITIONS + 100)
+    assert rope_digest(longer, 2) == rope_digest(shortest, 2)
+    assert rope_digest(longer.reshape(-1), 2) == rope_digest(shortest, 2)
+    changed = longer.copy()
+    changed[DIGEST_POSITIONS - 1, 0, 1] += 1
+    assert rope_digest(changed, 2) != rope_digest(shortest, 2)
+    assert rope_digest(shortest[:-1], 2) != rope_digest(shortest, 2)
+    whole = hashlib.sha256(shortest[:100].tobytes()).hexdigest()[:8]
+    assert rope_digest(shortest[:100], 2) == whole
+
+
+@pytest.mark.parametrize(
+    ("context_length", "num_cached", "expected"),
+    [
+        (2048, 16, 2048),
+        (131072, 1024, DIGEST_POSITIONS),
+        (131072, 40000, 40000),
+        (131072, 1 << 30, 131072),
+    ],
+)
+def test_a_table_ends_where_the_cache_does(
+    context_length: int, num_cached: int, expected: int
+) -> None:
+    assert positions_needed(context_length, num_cached) == expected
