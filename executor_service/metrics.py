@@ -16,6 +16,14 @@
 | isobatch_executor_memory_bytes            | gauge     | kind            |
 | isobatch_executor_self_test_state         | gauge     | state           |
 | isobatch_executor_self_test_cases         | gauge     |                 |
+| isobatch_executor_profile_info            | gauge     | model, origin   |
+| isobatch_executor_profile_measured_timestamp_seconds | gauge | model    |
+| isobatch_executor_cost_seconds            | gauge     | model, phase, tokens, context |
+| isobatch_executor_decode_steps_total      | counter   | model, rows     |
+| isobatch_executor_decode_seconds_total    | counter   | model, rows     |
+| isobatch_executor_decode_expected_seconds_total | counter | model, rows  |
+| isobatch_executor_speed_ratio             | gauge     | model, rows     |
+| isobatch_executor_speed_check_timestamp_seconds | gauge | model         |
 | isobatch_executor_build_info              | gauge = 1 | version, device, unit, mlx_version |
 | isobatch_executor_model_info              | gauge = 1 | model, architecture, numeric_class,
 |                                           |           | kv_class        |
@@ -45,6 +53,7 @@ from prometheus_client import (
 
 from executor_service.engine.capabilities import KV_CLASS
 from executor_service.engine.step_request import Outcome, RowOutcome
+from executor_service.profile_metrics import ProfileMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,6 +186,7 @@ class Metrics:
             "build_info", "The software; always 1.", ("version", "device", "unit", "mlx_version")
         ).labels(build.version, build.device, build.unit, build.mlx_version).set(1)
         self._blocks["free"].set(model.num_blocks)
+        self.profile = ProfileMetrics(registry, model_id, capabilities.profile)
         self._last_answer: StepAnswer | None = None
 
     def observe_occupancy(self, counts: KvOccupancy) -> None:
@@ -207,6 +217,8 @@ class Metrics:
         several = len(request.num_tokens) - single
         phase = "mixed" if single and several else "prefill" if several else "decode"
         self._forward[phase].observe(results.forward_ns * 1e-9)
+        if phase == "decode":
+            self.profile.observe_decode(request, results.forward_ns + results.statistics_ns)
         has_wanted = len(request.wanted) > 0
         self._bytes_read.inc(self._weight_bytes.of_step(has_wanted=has_wanted))
         self._non_finite.inc(int((results.row_outcomes == RowOutcome.NON_FINITE).sum()))

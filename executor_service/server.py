@@ -20,6 +20,7 @@ from executor_service.errors import ConfigError, DrainingError, StartError
 from executor_service.host import Host
 from executor_service.metrics import Metrics
 from executor_service.servicer import MAX_MESSAGE_BYTES, ExecutorServicer
+from executor_service.speed_watch import SpeedWatch
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 
@@ -158,7 +159,9 @@ class Server:
             blocks=model.num_blocks,
             load_seconds=round(seconds, 3),
         )
+        watching = asyncio.ensure_future(SpeedWatch(self._host, engine, metrics).run())
         await self._stop.wait()
+        watching.cancel()
         await self._drain(engine)
         await asyncio.to_thread(self._thread.stop, engine.close)
 

@@ -19,10 +19,12 @@ from executor_service.engine.capabilities import (
     package_version,
 )
 from executor_service.engine.model_runner import ModelRunner
+from executor_service.engine.profile import OFF, STORED
 from executor_service.engine.profile_load import load_profile
 from executor_service.engine.profile_measure import measure
 from executor_service.engine.profile_store import ProfileKey, ProfileStore
 from executor_service.engine.session import Session
+from executor_service.engine.speed_check import SpeedCheck
 from executor_service.engine.step_request import Limits
 from executor_service.engine.warmup import warm_up
 from executor_service.engine.weight_bytes import WeightBytes, weight_bytes
@@ -35,6 +37,8 @@ from isobatch_kernels.build_digest import build_digest
 from isobatch_kernels.rope_table import positions_needed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from executor_service.config import ExecutorConfig
     from executor_service.models.registry import ModelLocation
     from isobatch_kernels.program import Program
@@ -80,6 +84,8 @@ class Engine:
     backend: Backend
     kv_pool_bytes: int
     weight_bytes: WeightBytes
+    speed: SpeedCheck
+    profile_file: Path  # which may not exist
 
     def close(self) -> None:
         """Stop the backend's threads and free its memory."""
@@ -91,8 +97,13 @@ def build_engine(
     location: ModelLocation,
     create_backend: BackendFactory,
     self_test: SelfTest,
+    *,
+    may_measure: bool = True,
 ) -> Engine:
-    """Load the model and warm it up; raises ModelError or ConfigError."""
+    """Load the model and warm it up; raises ModelError or ConfigError.
+
+    Without `may_measure` the profile is the stored one, or none.
+    """
     model = load_model(location)
     dimensions = model.program.dimensions
     machine_bytes = psutil.virtual_memory().total
@@ -141,10 +152,11 @@ def build_engine(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_blocks=blocks,
     )
+    store = ProfileStore(cache_folder() / PROFILE_FOLDER)
     profile = load_profile(
-        config.profile,
+        config.profile if may_measure or config.profile == OFF else STORED,
         key,
-        ProfileStore(cache_folder() / PROFILE_FOLDER),
+        store,
         lambda: measure(runner, cache, limits),
     )
     capabilities = Capabilities(
@@ -172,5 +184,12 @@ def build_engine(
         profile=profile,
     )
     session = Session(model.model_id, runner, cache, limits)
-    pool_bytes = blocks * block_bytes(dimensions, BLOCK_SIZE)
-    return Engine(capabilities, session, backend, pool_bytes, weight_bytes(model.program))
+    return Engine(
+        capabilities=capabilities,
+        session=session,
+        backend=backend,
+        kv_pool_bytes=blocks * block_bytes(dimensions, BLOCK_SIZE),
+        weight_bytes=weight_bytes(model.program),
+        speed=SpeedCheck(runner, cache, limits, profile),
+        profile_file=store.path(key),
+    )

@@ -5,6 +5,7 @@ Speed alone depends on it. The contract of every number (docs/numerics.md) holds
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -62,6 +63,45 @@ class Profile:
     def find(self, shape: StepShape) -> CostPoint | None:
         """Return the point of a shape, if it was measured."""
         return next((point for point in self.points if point.shape == shape), None)
+
+
+class DecodeCost:
+    """What the curve expects of decode steps of any size.
+
+    Between the measured numbers of rows it is linear, beyond the last one it goes on as steeply.
+    Attention adds the same for each cached position, taken from the points behind a context.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        decode = [point for point in profile.points if point.shape.is_decode]
+        alone = [point for point in decode if point.shape.context_length == 0]
+        self._rows = [point.shape.num_rows for point in alone]
+        self._nanoseconds = [float(point.duration_ns) for point in alone]
+        self._position_ns = 0.0
+        positions, extra = 0, 0.0
+        for point in decode:
+            if point.shape.context_length and self._rows:
+                positions += point.shape.num_rows * point.shape.context_length
+                extra += max(0.0, point.duration_ns - self.expected_ns(point.shape.num_rows, 0))
+        if positions:
+            self._position_ns = extra / positions
+
+    def expected_ns(self, num_rows: int, num_positions: int) -> float:
+        """Return the time of a step of `num_rows` rows with so many cached positions in all.
+
+        0 without a curve.
+        """
+        rows, times = self._rows, self._nanoseconds
+        if not rows:
+            return 0.0
+        if len(rows) == 1:
+            alone = times[0] * max(1.0, num_rows / rows[0])
+        else:
+            index = min(max(bisect.bisect_left(rows, num_rows), 1), len(rows) - 1)
+            before, after = rows[index - 1], rows[index]
+            share = (num_rows - before) / (after - before)
+            alone = times[index - 1] + share * (times[index] - times[index - 1])
+        return alone + num_positions * self._position_ns
 
 
 def monotone(points: Iterable[CostPoint]) -> tuple[CostPoint, ...]:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from executor_service import logs
-from executor_service.engine.profile import MEASURED, OFF, Profile
+from executor_service.engine.profile import MEASURED, OFF, STORED, Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 MEASURE: Final = "measure"
-MODES: Final = (AUTO, MEASURE, OFF)
 _LOG = logs.get_logger(__name__)
 
 
@@ -30,13 +29,13 @@ def load_profile(
     """Return the profile in force.
 
     `mode` auto takes the stored profile and measures where there is none; measure always measures;
-    off has none. What was measured is stored.
+    off has none; stored, which is not for users, never measures. What was measured is stored.
     """
     if mode == OFF:
         return Profile()
-    stored = store.read(key) if mode == AUTO else None
-    if stored is not None:
-        return stored
+    stored = None if mode == MEASURE else store.read(key)
+    if stored is not None or mode == STORED:
+        return stored or Profile()
     begin = time.monotonic()
     profile = Profile(MEASURED, int(now()), measure())
     if not profile.points:

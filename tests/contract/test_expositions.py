@@ -18,6 +18,7 @@ from executor_service.engine.weight_bytes import WeightBytes
 from executor_service.metrics import Metrics
 from executor_service.models.checkpoint import TokenizerData
 from scheduler_service.metrics import SchedulerMetrics
+from tests.support.profiles import full_profile
 from tests.support.steps import LIMITS
 
 # A scrape holds the interpreter for about 9 microseconds a line.
@@ -42,6 +43,7 @@ def executor_page() -> str:
         limits=LIMITS,
         build=Build("0.1", "cpu", "a processor", "vnni", "0.32", 2),
         self_test=SelfTestResult(0, ()),
+        profile=full_profile(),
     )
     metrics = Metrics(capabilities, 1, WeightBytes(1, 1))
     return prometheus_client.generate_latest(metrics.registry).decode()

@@ -83,7 +83,7 @@ def test_serves_metrics_and_ends_on_a_signal(
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
             text = page.read().decode()
         assert 'isobatch_executor_kv_blocks{model="tiny",state="free"}' in text
-        assert len(text.splitlines()) <= 300
+        assert len(text.splitlines()) <= 500
         assert service.stop(number) == 0
     assert not (folder / "x.sock").exists()
 

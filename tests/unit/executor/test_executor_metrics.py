@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from executor_service import metrics as metrics_module
+from executor_service import profile_metrics
 from executor_service.engine.capabilities import (
     Build,
     Capabilities,
@@ -31,6 +32,7 @@ from isobatch_kernels.program import (
     RopeSpec,
 )
 from isobatch_kernels.step import PathCount
+from tests.support.profiles import full_profile
 from tests.support.steps import LIMITS, Row, Want, step_request, step_results
 
 CAPABILITIES = Capabilities(
@@ -39,6 +41,7 @@ CAPABILITIES = Capabilities(
     limits=LIMITS,
     build=Build("0.1", "cpu", "a processor", "vnni", "0.32", 2),
     self_test=SelfTestResult(0, ()),
+    profile=full_profile(),
 )
 
 
@@ -178,10 +181,11 @@ def test_every_label_value_is_one_that_the_module_lists(metrics: Metrics) -> Non
         "state": {*metrics_module.STATES, *metrics_module.SELF_TEST_STATES},
         "kind": set(metrics_module.MEMORY_KINDS),
         "outcome": set(metrics_module.OUTCOMES.values()),
-        "phase": {*metrics_module.PHASES, *metrics_module.STEP_PHASES},
+        "phase": {*metrics_module.PHASES, *metrics_module.STEP_PHASES, *profile_metrics.PHASES},
         "unit": {"vnni"},
         "model": {"toy"},
         "numeric_class": {"X1"},
+        **profile_metrics.LABEL_VALUES,
     }
     found: dict[str, set[str]] = {}
     for family in metrics.registry.collect():

@@ -132,3 +132,11 @@ def test_off_neither_reads_nor_measures(store: ProfileStore) -> None:
 def test_a_cache_without_room_has_no_profile_and_stores_none(store: ProfileStore) -> None:
     assert load_profile("auto", KEY, store, Measurement(())) == Profile(OFF)
     assert not store.path(KEY).exists()
+
+
+def test_stored_never_measures(store: ProfileStore) -> None:
+    measure = Measurement()
+    assert load_profile("stored", KEY, store, measure) == Profile(OFF)
+    store.write(KEY, PROFILE)
+    assert load_profile("stored", KEY, store, measure) == replace(PROFILE, origin=STORED)
+    assert measure.times == 0
