@@ -1,5 +1,7 @@
 """The scheduler as a process: exit status, signals, metrics over HTTP."""
 
+import asyncio
+import gc
 import os
 import signal
 import socket
@@ -9,6 +11,10 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
+from scheduler_service import server
+from scheduler_service.config import SchedulerConfig
 from tests.support.scheduler_harness import socket_folder
 
 
@@ -53,3 +59,18 @@ def test_it_serves_metrics_and_ends_on_sigterm() -> None:
         assert process.returncode == 0, errors
         assert '"event": "draining"' in errors
         assert not path.exists()
+
+
+async def test_what_is_loaded_is_frozen_for_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = asyncio.Event()
+    monkeypatch.setattr(gc, "freeze", frozen.set)
+    with socket_folder() as folder:
+        config = SchedulerConfig(
+            listen=f"unix:{folder}/s.sock", executor=f"unix:{folder}/x.sock", metrics_port=0
+        )
+        serving = asyncio.create_task(server.serve(config))
+        async with asyncio.timeout(60):
+            await frozen.wait()
+            # Its own handler has been there since before it served.
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
