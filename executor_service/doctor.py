@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 OK: Final = "ok"
 WARNING: Final = "warning"
 FAILED: Final = "failed"
+SPEED: Final = "speed"
+_SPEED_NEEDS: Final = ("mlx", "backend", "unit", "model", "memory")
 _MIB: Final = 1 << 20
 
 
@@ -131,6 +135,77 @@ def _model_bytes(path: Path) -> int:
     return sum(each.stat().st_size for each in weights)
 
 
+def check_speed(settings: config.ExecutorConfig) -> list[Check]:
+    """Compare throughput with the stored profile: by a running executor's last check, else now."""
+    if settings.profile == "off":
+        return [Check(SPEED, OK, "profiles are turned off")]
+    page = _metrics_page(settings.metrics_port)
+    if page is not None:
+        return [_speed_of_page(page)]
+    from executor_service.engine.engine import build_engine
+    from executor_service.engine.kernels import create_backend, self_test_of
+
+    location = locate(settings.model, settings.model_id or None)
+    self_test = self_test_of(settings.backend, settings.unit)
+    engine = build_engine(settings, location, create_backend, self_test, may_measure=False)
+    try:
+        result = engine.speed.run()
+    finally:
+        engine.close()
+    if result is None:
+        return [Check(SPEED, OK, "no stored profile yet: the executor measures at its next start")]
+    return [_speed(dict(result.ratios), engine.capabilities.build.unit, "now")]
+
+
+def _metrics_page(port: int) -> str | None:
+    """Return the metrics of a running executor; None where none answers."""
+    if not port:
+        return None
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as reply:
+            text: str = reply.read().decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return None
+    return text if "isobatch_executor_build_info" in text else None
+
+
+def _speed_of_page(page: str) -> Check:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    ratios: dict[int, float] = {}
+    checked_at, unit, has_profile = 0.0, "", False
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            match sample.name:
+                case "isobatch_executor_speed_ratio":
+                    ratios[int(sample.labels["rows"])] = sample.value
+                case "isobatch_executor_speed_check_timestamp_seconds":
+                    checked_at = sample.value
+                case "isobatch_executor_profile_measured_timestamp_seconds":
+                    has_profile = sample.value > 0
+                case "isobatch_executor_build_info":
+                    unit = sample.labels["unit"]
+    if not has_profile:
+        return Check(SPEED, OK, "the running executor has no profile")
+    if not checked_at:
+        return Check(SPEED, OK, "the running executor has not been idle long enough for a check")
+    minutes = max(0.0, time.time() - checked_at) / 60
+    return _speed(ratios, unit, f"of the running executor, {minutes:.0f} min ago")
+
+
+def _speed(ratios: dict[int, float], unit: str, when: str) -> Check:
+    from executor_service.engine.speed_check import SLOW, likely_cause
+
+    words = ", ".join(
+        f"{ratio:.0%} at {rows} {'row' if rows == 1 else 'rows'}"
+        for rows, ratio in sorted(ratios.items())
+    )
+    detail = f"throughput over that of the stored profile, {when}: {words}"
+    if min(ratios.values()) < SLOW:
+        return Check(SPEED, FAILED, detail, likely_cause(unit))
+    return Check(SPEED, OK, detail)
+
+
 def run(arguments: Sequence[str]) -> list[Check]:
     """Do every check; one that itself fails is a finding."""
     try:
@@ -155,6 +230,12 @@ def run(arguments: Sequence[str]) -> list[Check]:
             found += check()
         except Exception as error:  # a check that breaks is what its user looks for
             found.append(Check(name, FAILED, f"{type(error).__name__}: {error}"))
+    # Loading the model is worth trying only where nothing else is wrong.
+    if all(each.state == OK for each in found if each.name in _SPEED_NEEDS):
+        try:
+            found += check_speed(settings)
+        except Exception as error:
+            found.append(Check(SPEED, FAILED, f"{type(error).__name__}: {error}"))
     return found
 
 

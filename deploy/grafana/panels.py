@@ -169,6 +169,39 @@ KERNELS = Row("Kernels", (
           (Query(executor("model_info"), "{{model}} {{numeric_class}}"),), Kind.STAT),
 ))  # fmt: skip
 
+_DECODE_STEPS = executor("decode_steps_total")
+_DECODE_SECONDS = executor("decode_seconds_total")
+_EXPECTED_SECONDS = executor("decode_expected_seconds_total")
+
+
+def _mean_by_rows(seconds: str) -> str:
+    """Return the mean time of decode steps by rows, where there were any."""
+    by = "model, rows"
+    steps = rate(_DECODE_STEPS, by)
+    return f"{rate(seconds, by)} / clamp_min({steps}, 1e-9) and {steps} > 0"
+
+
+SPEED = Row("Speed against the profile", (
+    Panel("Decode steps against the cost curve",
+          "Mean time of steps of decode rows, by rows, and what the curve expects of them.", "s",
+          (Query(_mean_by_rows(_DECODE_SECONDS), "{{rows}} rows"),
+           Query(_mean_by_rows(_EXPECTED_SECONDS), "{{rows}} rows, expected"))),
+    Panel("Throttle check",
+          "Throughput over that of the profile: by the hourly check, and of decode steps under "
+          "load. Far below 1, something slows the machine; a launchd job without ProcessType "
+          "Interactive gets a slow GPU.", "percentunit",
+          (Query(executor("speed_ratio"), "check, {{rows}} rows"),
+           Query(f"{rate(_EXPECTED_SECONDS)} / clamp_min({rate(_DECODE_SECONDS)}, 1e-9) and "
+                 f"{rate(_DECODE_STEPS)} > 0", "under load"))),
+    Panel("Cost curve", "Time of a step by phase and tokens, without context.", "s",
+          (Query(executor("cost_seconds", 'context="0"'), "{{phase}} {{tokens}}"),), Kind.STAT),
+    Panel("Profile in force", "1 for where it came from.", "short",
+          (Query(executor("profile_info"), "{{model}} {{origin}}"),), Kind.STAT),
+    Panel("Age of profile and check", "Since the profile was measured and speed was checked.", "s",
+          (Query(f"time() - {executor('profile_measured_timestamp_seconds')}", "profile"),
+           Query(f"time() - {executor('speed_check_timestamp_seconds')}", "check")), Kind.STAT),
+))  # fmt: skip
+
 CACHE = Row("Key/value cache", (
     Panel("Blocks", "Blocks of the pool by state.", "short",
           (Query(f"sum by (model, state) ({executor('kv_blocks')})", "{{state}}"),), Kind.STACKED),
@@ -206,7 +239,7 @@ HEALTH = Row("Health", (
           Kind.STAT),
 ))  # fmt: skip
 
-ROWS = (THROUGHPUT, LATENCY, STEPS, KERNELS, CACHE, HEALTH)
+ROWS = (THROUGHPUT, LATENCY, STEPS, KERNELS, SPEED, CACHE, HEALTH)
 
 # Name, label and query of each variable. None of them depends on another one.
 VARIABLES = (
