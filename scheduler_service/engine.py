@@ -36,7 +36,7 @@ from scheduler_service.step_loop import Clock, StepLoop
 from scheduler_service.step_sampler import StepSampler
 from scheduler_service.text.errors import TokenizerError
 from scheduler_service.text.tokenizer import Tokenizer
-from scheduler_service.wire.executor import Capabilities, WireError
+from scheduler_service.wire.capabilities import Capabilities, WireError
 
 _LOG = logs.get_logger(__name__)
 _FIRST_RETRY_SECONDS = 0.05

@@ -19,6 +19,12 @@ from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from scheduler_service.text.tokenizer import TokenizerSource
 from scheduler_service.wire import executor as wire
+from scheduler_service.wire.capabilities import (
+    Capabilities,
+    WireError,
+    read_capabilities,
+    read_tokenizer,
+)
 
 if TYPE_CHECKING:
     from isobatch.executor.v1.executor_service_pb2_grpc import ExecutorServiceAsyncStub
@@ -59,7 +65,7 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionRespo
 class ExecutorDescription:
     """What an executor says about itself, and the text side of its default model."""
 
-    capabilities: wire.Capabilities
+    capabilities: Capabilities
     tokenizer: TokenizerSource
 
 
@@ -186,7 +192,7 @@ class ExecutorClient:
             grpc.aio.AioRpcError,
             SessionLostError,
             SessionRefusedError,
-            wire.WireError,
+            WireError,
         ) as error:
             await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
@@ -231,7 +237,7 @@ class ExecutorClient:
         reply = await stub.GetCapabilities(
             pb.GetCapabilitiesRequest(), timeout=_CALL_TIMEOUT_SECONDS
         )
-        capabilities = wire.read_capabilities(reply)
+        capabilities = read_capabilities(reply)
         if capabilities is None:
             raise ExecutorLoadingError("[executor] the executor is still loading")
         if self._known is None or self._known.capabilities != capabilities:
@@ -239,5 +245,5 @@ class ExecutorClient:
                 pb.GetTokenizerRequest(model_id=capabilities.model.model_id),
                 timeout=_CALL_TIMEOUT_SECONDS,
             )
-            self._known = ExecutorDescription(capabilities, wire.read_tokenizer(tokenizer))
+            self._known = ExecutorDescription(capabilities, read_tokenizer(tokenizer))
         return self._known

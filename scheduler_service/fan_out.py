@@ -18,7 +18,7 @@ from scheduler_service.core import (
     finish_by_stop_string,
 )
 from scheduler_service.errors import DeadlineError, InternalError
-from scheduler_service.metrics import ModelMetrics, Outcome, PreemptionReason
+from scheduler_service.metrics import ModelMetrics, Outcome, PreemptionReason, PromptSource
 from scheduler_service.streams import TokenStream
 
 _LOG = logs.get_logger(__name__)
@@ -106,6 +106,7 @@ class FanOut:
                     if not event.is_readmission:
                         stream.admitted_at = now
                         metrics.queue_time.observe(event.queue_seconds)
+                    metrics.prompt_tokens[PromptSource.PREFIX_MEMORY].inc(event.num_cached_tokens)
                 case RequestPreempted():
                     self._totals.num_preemptions += 1
                     metrics.preemptions[preemption].inc()

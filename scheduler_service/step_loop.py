@@ -2,7 +2,8 @@
 
 Order within a step, pinned by a test: the next step is WRITTEN to the executor before the
 tokens of the last one are fanned out, so text work and stream wake-ups happen while the
-executor computes.
+executor computes. Only where somebody is to be admitted is the executor asked before that what
+it has cached of them.
 
 The core is synchronous and everything runs on one event loop, so `submit` and `cancel` may be
 called by other tasks at any `await` of the loop; the core allows for that.
@@ -31,6 +32,8 @@ from scheduler_service.core import (
     executor_restarted,
     expire,
     next_deadline,
+    opened,
+    openings,
     plan,
     record_kv_counts,
     submit,
@@ -50,11 +53,14 @@ from scheduler_service.sampling import WantedStatistics
 from scheduler_service.step_sampler import SampledStep, StepSampler
 from scheduler_service.streams import TokenStream
 from scheduler_service.wire import executor as wire
+from scheduler_service.wire.capabilities import Model
 
 Clock = Callable[[], float]
 
 # A deadline that is this near has passed: the two processes' clocks and timers are not one.
 _DEADLINE_SLACK_SECONDS = 0.02
+# Most round trips for openings before a step: what is found cached makes room for more.
+_MAX_OPENING_ROUNDS = 4
 # Most logits of one answer: 32 MiB, half of what a message may have.
 _MAX_FETCHED_LOGITS = 8 << 20
 
@@ -65,6 +71,8 @@ class PhaseTimes:
 
     started: float
     planned: float
+    # Of the time from start to planned: waiting for the executor to open sequences.
+    opening_seconds: float
     written: float
     fanned_out: float
     answered: float
@@ -78,10 +86,12 @@ class PhaseTimes:
         waited = self.answered - self.fanned_out
         forward = min(executor_seconds, waited)
         return {
-            StepPhase.PLAN: self.planned - self.started,
+            StepPhase.PLAN: self.planned - self.started - self.opening_seconds,
             StepPhase.FANOUT: self.fanned_out - self.written,
             StepPhase.FORWARD: forward,
-            StepPhase.TRANSPORT: (self.written - self.planned) + (waited - forward),
+            StepPhase.TRANSPORT: self.opening_seconds
+            + (self.written - self.planned)
+            + (waited - forward),
             StepPhase.SAMPLE: self.applied - self.answered,
         }
 
@@ -91,7 +101,7 @@ class StepLoop:
 
     def __init__(
         self,
-        model: wire.Model,
+        model: Model,
         limits: Limits,
         sampler: StepSampler,
         metrics: ModelMetrics,
@@ -184,9 +194,14 @@ class StepLoop:
         self.has_progressed = False
         while True:
             started = self._clock()
-            batch = self.state.in_flight or self._plan(started)
+            batch, opening_seconds = self.state.in_flight, 0.0
+            if batch is None:
+                self._wake.clear()
+                self.fan_out.add(expire(self.state, started))
+                opening_seconds = await self._open(session, started)
+                batch = self._plan(started)
             if batch is not None:
-                await self._step(session, batch, started)
+                await self._step(session, batch, started, opening_seconds)
             elif self.fan_out.has_events:
                 self._dispatch()
             else:
@@ -196,27 +211,42 @@ class StepLoop:
                 timeout = None if deadline is None else max(0.0, deadline - self._clock())
                 await session.idle(self._wake, timeout)
 
+    async def _open(self, session: ExecutorSession, now: float) -> float:
+        """Announce whoever is about to be admitted; return the seconds that it took."""
+        seconds = 0.0
+        for _ in range(_MAX_OPENING_ROUNDS):
+            found = openings(self.state, now)
+            if not found:
+                break
+            started = self._clock()
+            await session.write(wire.open_sequences(found))
+            answers, counts = wire.read_opened(await session.read(), found)
+            seconds += self._clock() - started
+            record_kv_counts(self.state, counts)
+            opened(self.state, answers)
+        return seconds
+
     def _plan(self, now: float) -> TokenRowBatch | None:
-        self._wake.clear()
-        self.fan_out.add(expire(self.state, now))
         batch = plan(self.state, now)
         if batch is not None:
             self.fan_out.add(batch.events)
         return batch
 
-    async def _step(self, session: ExecutorSession, batch: TokenRowBatch, started: float) -> None:
+    async def _step(
+        self,
+        session: ExecutorSession,
+        batch: TokenRowBatch,
+        started: float,
+        opening_seconds: float,
+    ) -> None:
         logs.bind(step_id=batch.step_id)
         questions = self._sampler.questions(batch, self.fan_out.digest_ids)
         message = wire.step(batch, questions)
         planned = self._clock()
-        if batch.openings:
-            await session.write(wire.open_sequences(batch.openings))
         await session.write(message)
         written = self._clock()
         self._dispatch()
         fanned_out = self._clock()
-        if batch.openings:
-            wire.read_opened(await session.read())
         reply = wire.read_step(await session.read(), batch, questions, self._model.vocab_size)
         answered = self._clock()
         record_kv_counts(self.state, reply.kv_counts)
@@ -226,7 +256,9 @@ class StepLoop:
             sampled = await self._sample(session, batch, questions, reply.answer)
             self.fan_out.add(apply(self.state, batch, sampled.rows), sampled.digests)
         self.has_progressed = True
-        times = PhaseTimes(started, planned, written, fanned_out, answered, self._clock())
+        times = PhaseTimes(
+            started, planned, opening_seconds, written, fanned_out, answered, self._clock()
+        )
         self._uncounted = (batch if reply.answer else None, times, reply.executor_seconds)
 
     def _count_step(self) -> None:
@@ -271,7 +303,8 @@ class StepLoop:
             stream = self.fan_out.streams.get(row.request_id)
             if stream is not None and _is_prefill(row, stream.request):
                 num_rows[RowPhase.PREFILL] += 1
-                source = PromptSource.RECOMPUTED if row.generation else PromptSource.COMPUTED
+                again = stream.request.num_preemptions > 0
+                source = PromptSource.RECOMPUTED if again else PromptSource.COMPUTED
                 self._metrics.prompt_tokens[source].inc(len(row.token_ids))
                 if source is PromptSource.COMPUTED:
                     self._totals.num_prompt_tokens += len(row.token_ids)

@@ -1,8 +1,9 @@
 """The scheduler's decisions as a pure state machine.
 
-`submit`, `cancel`, `expire`, ... bring requests in and out; `plan` chooses the token rows of a
-step; `apply` folds its answer back and returns events. Synchronous and deterministic, standard
-library only: no clock (time arrives as an argument), no I/O, no logger.
+`submit`, `cancel`, `expire`, ... bring requests in and out; `openings` names those to announce to
+the executor and `opened` takes its answers; `plan` chooses the token rows of a step; `apply` folds
+its answer back and returns events. Synchronous and deterministic, standard library only: no clock
+(time arrives as an argument), no I/O, no logger.
 """
 
 from scheduler_service.core.admission import (
@@ -23,6 +24,7 @@ from scheduler_service.core.batch import (
     LITERAL,
     KvCounts,
     SampledRow,
+    SequenceOpened,
     SequenceOpening,
     TokenRow,
     TokenRowBatch,
@@ -45,6 +47,7 @@ from scheduler_service.core.events import (
     RequestPreempted,
     TokenEmitted,
 )
+from scheduler_service.core.openings import opened, openings
 from scheduler_service.core.params import SamplingParams
 from scheduler_service.core.plan import plan
 from scheduler_service.core.request import (
@@ -78,6 +81,7 @@ __all__ = [
     "SamplingParams",
     "SchedulerState",
     "SequenceId",
+    "SequenceOpened",
     "SequenceOpening",
     "TokenEmitted",
     "TokenRow",
@@ -93,6 +97,8 @@ __all__ = [
     "fail",
     "finish_by_stop_string",
     "next_deadline",
+    "opened",
+    "openings",
     "plan",
     "record_kv_counts",
     "submit",

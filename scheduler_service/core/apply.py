@@ -8,7 +8,7 @@ from typing import Final
 from scheduler_service.core.batch import KvCounts, SampledRow, TokenRow, TokenRowBatch
 from scheduler_service.core.capacity import blocks_for
 from scheduler_service.core.events import Event, TokenEmitted
-from scheduler_service.core.lifecycle import finish, preempt
+from scheduler_service.core.lifecycle import close, finish, last_holder, preempt
 from scheduler_service.core.request import FinishReason, Request, RequestId, RequestInput
 from scheduler_service.core.state import Limits, SchedulerState
 from scheduler_service.core.stop import reason_to_stop
@@ -77,33 +77,50 @@ def _apply_row(
 def capacity_refused(state: SchedulerState, batch: TokenRowBatch) -> list[Event]:
     """Record that the executor could not grow its pool for the batch and computed nothing.
 
-    Its releases were applied. The last running request is preempted, and until a running one
-    ends fewer blocks are counted on than this batch needed. A request that runs alone is tried
+    Its releases were applied. What waiting requests keep of the prefix cache is given back, the
+    last running request is preempted, and until a running one ends fewer blocks are counted on
+    than this batch needed. A request that runs alone is tried
     again up to MAX_REFUSALS_ALONE times in a row and then ends with ERROR: nobody else holds
     blocks that could come free.
     """
     if state.in_flight is not batch:
         return []
     state.in_flight = None
+    has_closed = False
+    while (holder := last_holder(state)) is not None:
+        close(state, holder)
+        has_closed = True
+    if has_closed:
+        state.may_open_early = False
     running = list(state.running.values())
     if not running:
         return []
     if len(running) == 1:
+        if has_closed:
+            return []
         state.num_refusals_alone += 1
         if state.num_refusals_alone <= MAX_REFUSALS_ALONE:
             return []
         detail = "the executor's block pool cannot hold this request alone"
         return [finish(state, running[0], FinishReason.ERROR, detail=detail)]
-    growth = {row.sequence_id: len(row.token_ids) for row in batch.rows}
-    needed = sum(
-        blocks_for(
-            request.num_computed_tokens + growth.get(request.sequence_id, 0),
-            state.limits.block_size,
-        )
-        for request in running
-    )
-    state.block_ceiling = max(1, min(state.block_ceiling, needed) - 1)
+    state.block_ceiling = max(1, min(state.block_ceiling, _num_needed(state, batch)) - 1)
     return [preempt(state, running[-1])]
+
+
+def _num_needed(state: SchedulerState, batch: TokenRowBatch) -> int:
+    """Return the blocks that would have been in use, had the batch been computed."""
+    size = state.limits.block_size
+    growth = 0
+    for row in batch.rows:
+        request = state.running.get(row.request_id)
+        if request is not None and _is_current(request, row):
+            num_tokens = request.num_computed_tokens
+            growth += blocks_for(num_tokens + len(row.token_ids), size)
+            growth -= blocks_for(num_tokens, size)
+    counts = state.kv_counts
+    if counts is None:
+        return state.num_blocks_held() + growth
+    return counts.total - counts.free - counts.evictable + growth
 
 
 def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> list[Event]:
@@ -123,7 +140,15 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
     events: list[Event] = [
         preempt(state, request) for request in reversed(list(state.running.values()))
     ]
+    for request in state.waiting:
+        if request.is_announced:
+            close(state, request)
+        request.prefix_wait = None
+        request.may_wait_for_prefix = True
     state.to_release.clear()
+    state.num_blocks_to_release = 0
+    state.kv_counts = None
+    state.may_open_early = state.shares_prefixes = True
     if limits is not None:
         state.limits = limits
         for request in list(state.requests.values()):
@@ -138,5 +163,6 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
 
 
 def record_kv_counts(state: SchedulerState, counts: KvCounts) -> None:
-    """Keep the executor's own block counts for reports; planning counts for itself."""
-    state.kv_counts = counts
+    """Keep the executor's own block counts, as of its last answer; all zero means unknown."""
+    if counts.total:
+        state.kv_counts = counts

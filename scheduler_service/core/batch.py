@@ -84,10 +84,7 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOpening:
-    """A sequence that has its first row in this batch.
-
-    Announce it to the executor before the step, with at most 0 cached tokens: the row starts
-    at position 0.
+    """A sequence to announce to the executor, before any row of it is planned.
 
     Attributes:
         request_id: The request.
@@ -95,7 +92,8 @@ class SequenceOpening:
         generation: Generation of that state.
         model: Model id.
         cache_salt: Keeps one tenant's cached prefixes invisible to others.
-        token_ids: All known tokens.
+        token_ids: All known tokens; at most all but the last may be cached, because logits are
+            wanted there.
     """
 
     request_id: RequestId
@@ -104,6 +102,30 @@ class SequenceOpening:
     model: str
     cache_salt: str
     token_ids: tuple[int, ...]
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Most cached positions that its first row may start after."""
+        return max(0, len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOpened:
+    """The executor's answer to an opening.
+
+    Attributes:
+        request_id: The request.
+        sequence_id: Name of its cached state.
+        generation: Generation of that state.
+        num_cached_tokens: Positions that are there already: the first row starts after them.
+        provenance_handle: Names the executor's record of these positions; 0 for none.
+    """
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    generation: int
+    num_cached_tokens: int = 0
+    provenance_handle: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +141,6 @@ class TokenRowBatch:
         model: Model id.
         rows: Token rows, at most one for each request. May be empty: then the step only
             gives sequences back.
-        openings: Sequences that have their first row here. None of them is also released here.
         released_sequence_ids: Sequences to give back before anything else; each is named in
             one batch only.
         events: What planning decided: admissions and preemptions, in order.
@@ -128,7 +149,6 @@ class TokenRowBatch:
     step_id: int
     model: str
     rows: tuple[TokenRow, ...]
-    openings: tuple[SequenceOpening, ...] = ()
     released_sequence_ids: tuple[SequenceId, ...] = ()
     events: tuple[Event, ...] = ()
 

@@ -1,7 +1,11 @@
 """Counting blocks of the executor's pool.
 
-The scheduler never sees a block's id: it counts what its sequences need at most. Under prefix
-sharing the executor may hold fewer, which is the safe side.
+The scheduler never sees a block's id. It has two lower bounds of what is left, and counts on the
+larger one:
+- its own sums: all blocks, less those of each sequence as if nobody shared any;
+- the executor's last counts: free and evictable blocks. They count a shared block once, but say
+  nothing yet of sequences that are given back with the next batch. Of such a sequence's blocks at
+  least those come free that exceed all shared ones.
 """
 
 from __future__ import annotations
@@ -13,36 +17,46 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class BlockBudget:
-    """Blocks in use while one step is planned.
+    """Blocks that rows may still take while one step is planned."""
 
-    Attributes:
-        ceiling: Most blocks that may be in use.
-        num_used: Blocks in use, growth of the planned rows included.
-    """
+    __slots__ = ("_block_size", "_counted", "_num_shared", "_summed")
 
-    __slots__ = ("_block_size", "ceiling", "num_used")
+    def __init__(
+        self, block_size: int, summed: int, counted: int | None = None, num_shared: int = 0
+    ) -> None:
+        """Start from the spare blocks by own sums and by the executor's counts (None: unknown).
 
-    def __init__(self, block_size: int, ceiling: int) -> None:
+        `num_shared` is the executor's count of blocks with more than one holder.
+        """
         self._block_size = block_size
-        self.ceiling = ceiling
-        self.num_used = 0
+        self._summed = summed
+        self._counted = summed if counted is None else counted
+        self._num_shared = num_shared if counted is not None else 0
 
-    def hold(self, num_tokens: int) -> None:
-        """Count the blocks of a sequence that already has `num_tokens` positions."""
-        self.num_used += blocks_for(num_tokens, self._block_size)
+    @property
+    def num_spare(self) -> int:
+        """Blocks that are certainly left; below 0 when a ceiling was lowered under what is held."""
+        return max(self._summed, self._counted)
 
     def give_back(self, num_tokens: int) -> None:
-        """Stop counting the blocks of such a sequence."""
-        self.num_used -= blocks_for(num_tokens, self._block_size)
+        """Count on what comes free when a sequence of `num_tokens` positions is given back."""
+        num_blocks = blocks_for(num_tokens, self._block_size)
+        self._summed += num_blocks
+        self._counted += max(0, num_blocks - self._num_shared)
 
     def num_fitting(self, num_tokens: int, num_more: int) -> int:
         """Return how many of `num_more` positions a sequence of `num_tokens` can still get."""
-        spare = self.ceiling - self.num_used
-        room = (blocks_for(num_tokens, self._block_size) + spare) * self._block_size - num_tokens
-        return max(0, min(num_more, room))
+        num_blocks = blocks_for(num_tokens, self._block_size) + max(0, self.num_spare)
+        return min(num_more, num_blocks * self._block_size - num_tokens)
 
     def grow(self, num_tokens: int, num_more: int) -> None:
         """Count the growth of a sequence of `num_tokens` by `num_more` positions."""
-        self.num_used += blocks_for(num_tokens + num_more, self._block_size) - blocks_for(
-            num_tokens, self._block_size
+        self.take(
+            blocks_for(num_tokens + num_more, self._block_size)
+            - blocks_for(num_tokens, self._block_size)
         )
+
+    def take(self, num_blocks: int) -> None:
+        """Count blocks as taken."""
+        self._summed -= num_blocks
+        self._counted -= num_blocks

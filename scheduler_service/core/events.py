@@ -16,11 +16,13 @@ class RequestAdmitted:
         request_id: The request.
         queue_seconds: Time since its arrival.
         is_readmission: True when it had been preempted.
+        num_cached_tokens: Known tokens that the executor's prefix cache held.
     """
 
     request_id: RequestId
     queue_seconds: float
     is_readmission: bool
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,28 +4,28 @@ Policy, in order:
 - Running requests come before waiting ones. Requests with one token to compute go first, so a
   long prompt never holds the others' streams; one token is kept for the oldest request, so it
   always advances. What is left of the step goes to longer rows in order of arrival, in chunks.
-- A row takes as many tokens as its blocks allow. Where not one fits, the last running request
-  is preempted; where the row is that last request itself, it waits for a later step.
-- A waiting request is admitted, in order of arrival, only when all known tokens of all running
-  requests and its own fit the pool, with one block to spare for each running one to grow into.
-  That keeps preemption rare: on a tight pool the spare block alone saves a third of them.
+- A row takes as many tokens as its blocks allow. Where not one fits, what waiting requests keep
+  of the prefix cache is given back, and then the last running request is preempted; where the
+  row is that last request itself, it waits for a later step.
+- A waiting request that was opened (see `openings`) is admitted, in order, if it fits. One that
+  waits for a prefix lets those behind it pass; nobody else does.
 
 Cost: O(running + admitted + tokens of the rows).
 """
 
 from __future__ import annotations
 
-from scheduler_service.core.batch import (
-    SequenceOpening,
-    TokenRow,
-    TokenRowBatch,
-    WantedPosition,
-)
-from scheduler_service.core.capacity import BlockBudget, blocks_for
+from collections.abc import Iterator
+from itertools import islice
+
+from scheduler_service.core.batch import TokenRow, TokenRowBatch, WantedPosition
+from scheduler_service.core.capacity import BlockBudget
 from scheduler_service.core.events import Event, RequestAdmitted
-from scheduler_service.core.lifecycle import preempt
-from scheduler_service.core.request import Request, RequestId, RequestInput, RequestStatus
+from scheduler_service.core.lifecycle import close, last_holder, preempt
+from scheduler_service.core.openings import Admissions, block_budget
+from scheduler_service.core.request import Request, RequestInput, RequestStatus
 from scheduler_service.core.state import SchedulerState
+from scheduler_service.core.step_budget import StepBudget
 
 
 def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
@@ -45,11 +45,12 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
     if state.in_flight is not None:
         raise AssertionError(f"[plan] no step may be in flight, got {state.in_flight.step_id}")
     events: list[Event] = []
-    shares, num_left = _share_tokens(state)
-    rows = _rows_of_running(state, shares, events)
-    openings: list[SequenceOpening] = []
-    for request, num_new in _admit(state, num_left, now, events):
-        openings.append(_opening(request))
+    budget = StepBudget(state)
+    blocks = block_budget(state)
+    admissions = Admissions(state, blocks)
+    rows = _rows_of_running(state, budget, blocks, events)
+    for request in _admit(state, budget, admissions, now, events):
+        num_new = budget.take(request.num_uncomputed_tokens)
         rows.append(_row(request, num_new))
     if not rows and not state.to_release:
         return None
@@ -58,115 +59,98 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
         step_id=state.step_id,
         model=state.model,
         rows=tuple(rows),
-        openings=tuple(openings),
         released_sequence_ids=tuple(state.to_release),
         events=tuple(events),
     )
     state.to_release.clear()
+    state.num_blocks_to_release = 0
     state.in_flight = batch
     return batch
 
 
-def _share_tokens(state: SchedulerState) -> tuple[dict[RequestId, int], int]:
-    """Return the tokens of each running request's row before capacity, and those left over."""
-    num_left = state.limits.max_num_batched_tokens
-    chunk = state.limits.max_prefill_chunk
-    shares: dict[RequestId, int] = {}
-    long: list[Request] = []
-    num_kept = 0
-    for request in state.running.values():
-        if request.num_uncomputed_tokens > 1:
-            # The oldest request is the first one met.
-            num_kept = num_kept or int(not shares and not long)
-            long.append(request)
-        elif num_left > num_kept:
-            shares[request.request_id] = 1
-            num_left -= 1
-    for request in long:
-        num_new = min(request.num_uncomputed_tokens, chunk, num_left)
-        if num_new == 0:
-            break
-        shares[request.request_id] = num_new
-        num_left -= num_new
-    return shares, num_left
-
-
 def _rows_of_running(
-    state: SchedulerState, shares: dict[RequestId, int], events: list[Event]
+    state: SchedulerState, budget: StepBudget, blocks: BlockBudget, events: list[Event]
 ) -> list[TokenRow]:
     """Return the rows that fit, preempting from the end where an older row needs blocks."""
     order = list(state.running.values())
-    budget = BlockBudget(state.limits.block_size, state.block_ceiling)
-    for request in order:
-        budget.hold(request.num_computed_tokens)
     rows: list[TokenRow] = []
     index = 0
     while index < len(order):
         request = order[index]
         index += 1
-        share = shares.get(request.request_id, 0)
+        share = budget.shares.get(request.request_id, 0)
         if share == 0:
             continue
         num_computed = request.num_computed_tokens
-        while not (num_new := budget.num_fitting(num_computed, share)) and len(order) > index:
-            victim = order.pop()
-            budget.give_back(victim.num_computed_tokens)
-            events.append(preempt(state, victim))
+        while not (num_new := blocks.num_fitting(num_computed, share)):
+            if (holder := last_holder(state)) is not None:
+                blocks.give_back(close(state, holder))
+                state.may_open_early = False
+            elif len(order) > index:
+                victim = order.pop()
+                blocks.give_back(victim.num_computed_tokens)
+                events.append(preempt(state, victim))
+            else:
+                break
         if not num_new and len(order) == 1:
             # Alone, it has the whole pool: a ceiling below that would stop it for ever.
-            budget.ceiling = state.block_ceiling = state.limits.num_blocks
-            num_new = budget.num_fitting(num_computed, share)
+            state.block_ceiling = state.limits.num_blocks
+            blocks = block_budget(state)
+            num_new = blocks.num_fitting(num_computed, share)
         if num_new:
-            budget.grow(num_computed, num_new)
+            blocks.grow(num_computed, num_new)
             rows.append(_row(request, num_new))
     return rows
 
 
 def _admit(
-    state: SchedulerState, num_left: int, now: float, events: list[Event]
-) -> list[tuple[Request, int]]:
-    """Move waiting requests to the running set; return them with the tokens of their rows."""
-    if not len(state.waiting):
-        return []
-    limits = state.limits
-    num_blocks = sum(blocks_for(r.num_tokens, limits.block_size) for r in state.running.values())
+    state: SchedulerState,
+    budget: StepBudget,
+    admissions: Admissions,
+    now: float,
+    events: list[Event],
+) -> Iterator[Request]:
+    """Move waiting requests to the running set, one at a time."""
     released = set(state.to_release)
-    admitted: list[tuple[Request, int]] = []
-    while num_left > 0 and len(state.running) < limits.max_num_seqs:
-        request = state.waiting.head()
+    for request in list(islice(state.waiting, state.limits.max_num_seqs - len(state.running))):
         # A release names a sequence without its generation, so a sequence never comes back in
         # the very batch that gives it back. Hence nobody is admitted in a step that preempts.
-        if request is None or request.sequence_id in released:
+        if budget.is_spent or request.sequence_id in released:
             break
-        num_blocks += blocks_for(request.num_tokens, limits.block_size)
-        if num_blocks + len(state.running) > state.block_ceiling:
+        if not request.is_opened:
+            if request.prefix_wait is None:
+                break
+            continue
+        if not admissions.admit(request):
+            if not state.running:
+                _make_room(state, request)
             break
-        num_new = min(request.num_tokens, limits.max_prefill_chunk, num_left)
-        num_left -= num_new
         was_preempted = request.status is RequestStatus.PREEMPTED
         state.waiting.remove(request.request_id)
         state.running[request.request_id] = request
         request.apply_input(RequestInput.ADMIT)
-        admitted.append((request, num_new))
+        if not was_preempted:
+            request.num_cached_prompt_tokens = request.num_cached_tokens
         events.append(
             RequestAdmitted(
                 request_id=request.request_id,
                 queue_seconds=now - request.arrival,
                 is_readmission=was_preempted,
+                num_cached_tokens=request.num_cached_tokens,
             )
         )
-    return admitted
+        yield request
 
 
-def _opening(request: Request) -> SequenceOpening:
-    return SequenceOpening(
-        request_id=request.request_id,
-        sequence_id=request.sequence_id,
-        generation=request.generation,
-        model=request.model,
-        cache_salt=request.cache_salt,
-        token_ids=request.tokens(0, request.num_tokens),
-    )
+def _make_room(state: SchedulerState, request: Request) -> None:
+    """Give back what stops a request from running although nobody else does.
+
+    It is admitted in a later step, once these blocks are free.
+    """
+    state.block_ceiling = state.limits.num_blocks
+    for other in list(state.waiting):
+        if other is not request and other.num_computed_tokens:
+            close(state, other)
 
 
 def _row(request: Request, num_new: int) -> TokenRow:

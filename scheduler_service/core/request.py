@@ -61,6 +61,25 @@ TRANSITIONS: Final[dict[tuple[RequestStatus, RequestInput], RequestStatus]] = {
 
 
 @dataclass(slots=True, eq=False)
+class PrefixWait:
+    """A request waits to be opened while another one computes the start of its prompt.
+
+    Attributes:
+        leader: The request that computes it.
+        generation: Generation of the leader's cached state.
+        num_tokens: The wait is over when the leader has computed so many tokens.
+        num_computed_tokens: What the leader had computed when last looked at.
+        step_id: The last planned step at that time.
+    """
+
+    leader: Request
+    generation: int
+    num_tokens: int
+    num_computed_tokens: int
+    step_id: int
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One request. Made by the shell, changed by the core alone once submitted.
 
@@ -76,9 +95,16 @@ class Request:
         arrival: Monotonic time in seconds at which it arrived.
         sequence_id: Name of its cached state, given by `submit`; rises with arrival.
         generation: Rises each time the cached state is lost.
+        is_announced: The executor may know this generation; whoever ends must then be released.
+        is_opened: The executor has answered: it knows this generation and what of it is cached.
+        provenance_handle: Names the executor's record of the cached positions; 0 for none.
+        prefix_wait: Whom it waits for before it is opened; None for nobody.
+        num_awaited_tokens: Cached tokens that its last wait was for; 0 without one.
+        may_wait_for_prefix: False once a wait went by without progress.
         output_token_ids: Tokens generated so far.
         num_computed_tokens: Known tokens whose keys and values the executor holds.
-        num_cached_tokens: Of these, found in the executor's prefix cache.
+        num_cached_tokens: Of these, found in the executor's prefix cache at the last opening.
+        num_cached_prompt_tokens: Prompt tokens found there before its very first row.
         num_preemptions: Times the cached state was lost.
         status: Where the request is.
         finish_reason: Why it ended; None while it lives.
@@ -95,9 +121,16 @@ class Request:
     arrival: float = 0.0
     sequence_id: SequenceId = field(default=SequenceId(0), init=False)
     generation: int = field(default=0, init=False)
+    is_announced: bool = field(default=False, init=False)
+    is_opened: bool = field(default=False, init=False)
+    provenance_handle: int = field(default=0, init=False)
+    prefix_wait: PrefixWait | None = field(default=None, init=False)
+    num_awaited_tokens: int = field(default=0, init=False)
+    may_wait_for_prefix: bool = field(default=True, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_computed_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
+    num_cached_prompt_tokens: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)

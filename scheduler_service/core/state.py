@@ -65,18 +65,22 @@ class SchedulerState:
         limits: Bounds.
         model: Model id, copied to every batch.
         requests: Live requests.
-        waiting: Live requests without cached state, in order of arrival.
-        running: Live requests with cached state, in order of arrival; all arrived before all of
-            `waiting`.
+        waiting: Live requests without rows, in order of arrival but for preempted ones, which
+            come first. Opened ones hold what the executor has cached of them.
+        running: Live requests with rows, in order of admission.
         deadlines: Deadlines of live requests.
         to_release: Sequences that the next batch gives back, in order.
+        num_blocks_to_release: Blocks of these, each sequence counted as if it shared none.
         in_flight: The batch that was planned and not yet applied or refused.
         step_id: Id of the last planned batch; 0 before the first.
         last_sequence_id: The last sequence id given.
         block_ceiling: Most blocks to count on. Below `limits.num_blocks` after the executor
             refused a step, until a running request ends.
         num_refusals_alone: Steps in a row that the executor refused although one request ran.
-        kv_counts: The executor's own counts, as last recorded; for reports only.
+        kv_counts: The executor's own counts, as last recorded; None before the first answer.
+        may_open_early: Whether the first in the queue may be opened before it fits. False after
+            its cached blocks had to be given back, until a running request ends.
+        shares_prefixes: Whether waiting for a prefix that another request computes is of use.
     """
 
     limits: Limits
@@ -86,12 +90,15 @@ class SchedulerState:
     running: dict[RequestId, Request] = field(default_factory=dict, init=False)
     deadlines: DeadlineQueue = field(default_factory=DeadlineQueue, init=False)
     to_release: list[SequenceId] = field(default_factory=list, init=False)
+    num_blocks_to_release: int = field(default=0, init=False)
     in_flight: TokenRowBatch | None = field(default=None, init=False)
     step_id: int = field(default=0, init=False)
     last_sequence_id: SequenceId = field(default=SequenceId(0), init=False)
     block_ceiling: int = field(default=0, init=False)
     num_refusals_alone: int = field(default=0, init=False)
     kv_counts: KvCounts | None = field(default=None, init=False)
+    may_open_early: bool = field(default=True, init=False)
+    shares_prefixes: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         self.block_ceiling = self.limits.num_blocks
@@ -102,9 +109,18 @@ class SchedulerState:
         return bool(self.running or self.to_release or len(self.waiting))
 
     def num_blocks_held(self) -> int:
-        """Return the blocks counted for computed tokens of running requests."""
+        """Return the blocks of computed tokens, each sequence counted as if it shared none."""
         size = self.limits.block_size
-        return sum(blocks_for(r.num_computed_tokens, size) for r in self.running.values())
+        held = sum(blocks_for(r.num_computed_tokens, size) for r in self.running.values())
+        return held + sum(blocks_for(request.num_computed_tokens, size) for request in self.waiting)
+
+    def _num_own_blocks(self) -> int:
+        """Return the blocks that running requests computed themselves, which nobody else did."""
+        size = self.limits.block_size
+        return sum(
+            blocks_for(r.num_computed_tokens, size) - blocks_for(r.num_cached_tokens, size)
+            for r in self.running.values()
+        )
 
     def check_invariants(self) -> None:
         """Check what holds between any two calls; O(live requests), meant for tests.
@@ -114,21 +130,26 @@ class SchedulerState:
         """
         running = list(self.running.values())
         waiting = list(self.waiting)
-        order = [request.sequence_id for request in running + waiting]
-        _check(order == sorted(set(order)), "requests run and wait in order of arrival", order)
+        order = [r.sequence_id for r in waiting if r.status is RequestStatus.WAITING]
+        _check(order == sorted(set(order)), "new requests wait in order of arrival", order)
         known = {request.request_id: request for request in running + waiting}
         _check(known == self.requests, "a live request runs or waits", known)
         for request in running:
             _check(request.status is RequestStatus.RUNNING, "running is RUNNING", request)
+            _check(request.is_opened, "a running request is opened", request)
             _check(request.num_uncomputed_tokens >= 1, "a running request has work", request)
+            _check(request.sequence_id not in self.to_release, "running is kept", request)
         for request in waiting:
             idle = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
             _check(idle, "waiting is WAITING or PREEMPTED", request)
-            _check(request.num_computed_tokens == 0, "a waiting request holds nothing", request)
+            _check(request.is_announced or not request.is_opened, "announced first", request)
+            cached = request.num_cached_tokens if request.is_opened else 0
+            _check(request.num_computed_tokens == cached, "waiting computes nothing", request)
+            _check(request.num_uncomputed_tokens >= 1, "a waiting request has work", request)
         limits = self.limits
         _check(len(running) <= limits.max_num_seqs, "max_num_seqs", len(running))
-        held = self.num_blocks_held()
-        _check(held <= limits.num_blocks, "blocks held fit the pool", held)
+        own = self._num_own_blocks()
+        _check(own <= limits.num_blocks, "blocks of their own fit the pool", own)
         _check(1 <= self.block_ceiling <= limits.num_blocks, "block_ceiling", self.block_ceiling)
         released = self.to_release
         _check(len(released) == len(set(released)), "a sequence is released once", released)

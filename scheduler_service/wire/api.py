@@ -12,7 +12,7 @@ from scheduler_service.core import FinishReason, Request, SamplingParams
 from scheduler_service.errors import InvalidRequestError
 from scheduler_service.streams import Delta, Ending
 from scheduler_service.text.chat_template import ChatTurn
-from scheduler_service.wire.executor import Capabilities
+from scheduler_service.wire.capabilities import Capabilities
 
 # What goes on to the executor for every row must fit its messages for all rows together: biases
 # travel with every step, and a salt whenever a sequence is opened.
@@ -184,7 +184,7 @@ def finished(
             stop_token_id=ending.stop_token_id,
             usage=pb.Usage(
                 num_prompt_tokens=len(request.prompt_token_ids),
-                num_cached_tokens=request.num_cached_tokens,
+                num_cached_tokens=request.num_cached_prompt_tokens,
                 num_generated_tokens=len(request.output_token_ids),
             ),
             timings=pb.RequestTimings(

@@ -12,11 +12,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from isobatch.executor.v1 import capabilities_pb2, token_rows_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
-from scheduler_service.core import KvCounts, SequenceOpening, TokenRowBatch, TokenSourceKind
+from isobatch.executor.v1 import token_rows_pb2
+from scheduler_service.core import (
+    KvCounts,
+    SequenceOpened,
+    SequenceOpening,
+    TokenRowBatch,
+    TokenSourceKind,
+)
 from scheduler_service.sampling import RowStatistics, Statistic, WantedStatistics
-from scheduler_service.text.tokenizer import TokenizerSource
+from scheduler_service.wire.capabilities import WireError
 
 _I32 = np.dtype("<i4")
 _F32 = np.dtype("<f4")
@@ -31,40 +37,6 @@ _SOURCES = {
 }
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-
-
-class WireError(Exception):
-    """The executor's answer does not follow the contract."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model that serves users. Field meanings are those of ModelCapabilities."""
-
-    model_id: str
-    architecture: str
-    vocab_size: int
-    context_length: int
-    numeric_class: str
-    kv_class: str
-    weights_digest: str
-    block_size: int
-    num_blocks: int
-    num_parameters: int
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a ready executor says about itself."""
-
-    executor_epoch: int
-    model: Model
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_top_k: int
-    # Backend and device in words.
-    device: str
-    mlx_version: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +89,7 @@ def start_session(scheduler_epoch: int) -> pb.SessionRequest:
 
 
 def open_sequences(openings: Sequence[SequenceOpening]) -> pb.SessionRequest:
-    """Return the message that announces sequences; their rows start at position 0."""
+    """Return the message that announces sequences, with their tokens for prefix lookup."""
     return pb.SessionRequest(
         open=token_rows_pb2.OpenSequences(
             sequences=[
@@ -128,7 +100,7 @@ def open_sequences(openings: Sequence[SequenceOpening]) -> pb.SessionRequest:
                     model_id=opening.model,
                     cache_salt=opening.cache_salt,
                     token_ids=_pack("i", opening.token_ids),
-                    max_cached_tokens=0,
+                    max_cached_tokens=opening.max_cached_tokens,
                 )
                 for opening in openings
             ]
@@ -201,12 +173,43 @@ def read_started(response: pb.SessionResponse) -> int:
     return response.started.executor_epoch
 
 
-def read_opened(response: pb.SessionResponse) -> None:
-    """Check the answer to `open_sequences`: rows are sent from position 0."""
+def read_opened(
+    response: pb.SessionResponse, openings: Sequence[SequenceOpening]
+) -> tuple[list[SequenceOpened], KvCounts]:
+    """Return the answer to `open_sequences(openings)`, in order, and the block counts after it."""
     _expect(response, "opened")
-    cached = [each.num_cached_tokens for each in response.opened.sequences]
-    if any(cached):
-        raise WireError(f"[opened] at most 0 cached tokens were asked for, got {cached}")
+    sequences = response.opened.sequences
+    if len(sequences) != len(openings):
+        raise WireError(f"[opened] {len(openings)} sequences were asked for, got {len(sequences)}")
+    answers = []
+    for opening, each in zip(openings, sequences, strict=True):
+        key, asked = each.key, (opening.sequence_id, opening.generation)
+        if (key.sequence_id, key.generation) != asked:
+            raise WireError(
+                f"[opened] sequence {asked} was asked for, got {(key.sequence_id, key.generation)}"
+            )
+        if each.num_cached_tokens > opening.max_cached_tokens:
+            raise WireError(
+                f"[opened] at most {opening.max_cached_tokens} cached tokens were asked for, "
+                f"got {each.num_cached_tokens}"
+            )
+        answers.append(
+            SequenceOpened(
+                opening.request_id,
+                opening.sequence_id,
+                opening.generation,
+                each.num_cached_tokens,
+                each.provenance_handle,
+            )
+        )
+    return answers, _kv_counts(response.opened.kv_occupancy)
+
+
+def _kv_counts(occupancy: token_rows_pb2.KvOccupancy) -> KvCounts:
+    return KvCounts(
+        occupancy.total_blocks, occupancy.free_blocks, occupancy.evictable_blocks,
+        occupancy.shared_blocks,
+    )  # fmt: skip
 
 
 def read_step(
@@ -218,11 +221,7 @@ def read_step(
     result = response.step_result
     if result.step_id != batch.step_id:
         raise WireError(f"[step_result] step_id must be {batch.step_id}, got {result.step_id}")
-    occupancy = result.kv_occupancy
-    counts = KvCounts(
-        occupancy.total_blocks, occupancy.free_blocks, occupancy.evictable_blocks,
-        occupancy.shared_blocks,
-    )  # fmt: skip
+    counts = _kv_counts(result.kv_occupancy)
     seconds = result.timings.total_ns * 1e-9
     if result.outcome == token_rows_pb2.STEP_OUTCOME_NO_CAPACITY:
         return StepReply(None, counts, seconds)
@@ -316,57 +315,3 @@ def read_logits(
         raise WireError("[logits_fetched] logits must be inline: no shared memory was offered")
     flat = _unpack("logits", fetched.logits.inline, _F32, num_rows * vocab_size)
     return flat.reshape(num_rows, vocab_size)
-
-
-def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
-    """Return the capabilities, or None while the executor is not ready.
-
-    Raises WireError when it is ready and has no model for users, or a bound below 1.
-    """
-    if not reply.ready:
-        return None
-    target = next(
-        (each for each in reply.models if each.role == capabilities_pb2.MODEL_ROLE_TARGET), None
-    )
-    if target is None:
-        raise WireError("[capabilities] a ready executor must have a target model, got none")
-    for message, names in (
-        (reply, ("max_num_seqs", "max_num_batched_tokens", "max_top_k")),
-        (target, ("vocab_size", "context_length", "block_size", "num_blocks")),
-    ):
-        for name in names:
-            if getattr(message, name) < 1:
-                raise WireError(f"[capabilities] {name} must be at least 1, got 0")
-    build = reply.build
-    return Capabilities(
-        executor_epoch=reply.executor_epoch,
-        model=Model(
-            model_id=target.model_id,
-            architecture=target.architecture,
-            vocab_size=target.vocab_size,
-            context_length=target.context_length,
-            numeric_class=target.numeric_class,
-            kv_class=target.kv_class,
-            weights_digest=target.weights_digest,
-            block_size=target.block_size,
-            num_blocks=target.num_blocks,
-            num_parameters=target.num_parameters,
-        ),
-        max_num_seqs=reply.max_num_seqs,
-        max_num_batched_tokens=reply.max_num_batched_tokens,
-        max_top_k=reply.max_top_k,
-        device=" ".join(filter(None, (build.backend, build.unit, build.device))),
-        mlx_version=build.mlx_version,
-    )
-
-
-def read_tokenizer(reply: pb.GetTokenizerResponse) -> TokenizerSource:
-    """Return what the text side is built from."""
-    return TokenizerSource(
-        document=reply.tokenizer_json,
-        chat_template=reply.chat_template,
-        eos_token_ids=tuple(reply.eos_token_ids),
-        bos_token_id=reply.bos_token_id if reply.HasField("bos_token_id") else None,
-        add_bos_token=reply.add_bos_token,
-        special_token_ids=tuple(reply.special_token_ids),
-    )

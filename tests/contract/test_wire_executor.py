@@ -6,9 +6,11 @@ import pytest
 from isobatch.executor.v1 import capabilities_pb2, token_rows_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from scheduler_service.core import (
+    KvCounts,
     RequestId,
     SamplingParams,
     SequenceId,
+    SequenceOpened,
     SequenceOpening,
     TokenRow,
     TokenRowBatch,
@@ -18,6 +20,7 @@ from scheduler_service.core import (
 )
 from scheduler_service.sampling import Statistic, WantedStatistics
 from scheduler_service.wire import executor as wire
+from scheduler_service.wire.capabilities import WireError, read_capabilities, read_tokenizer
 
 V = 9
 PARAMS = SamplingParams()
@@ -90,8 +93,38 @@ def test_openings() -> None:
     opening = SequenceOpening(RequestId("a"), SequenceId(5), 3, "m", "salt", (1, 2))
     (sent,) = wire.open_sequences([opening]).open.sequences
     assert (sent.key.sequence_id, sent.key.generation) == (5, 3)
-    assert (sent.model_id, sent.cache_salt, sent.max_cached_tokens) == ("m", "salt", 0)
+    # Logits are wanted at the last token, so that one is always computed.
+    assert (sent.model_id, sent.cache_salt, sent.max_cached_tokens) == ("m", "salt", 1)
     assert _list(sent.token_ids, "<i4") == [1, 2]
+
+
+def _opened(sequence_id: int = 5, num_cached_tokens: int = 16) -> pb.SessionResponse:
+    opened = token_rows_pb2.SequencesOpened(
+        kv_occupancy=token_rows_pb2.KvOccupancy(
+            total_blocks=9, free_blocks=4, evictable_blocks=3, shared_blocks=2
+        )
+    )
+    key = token_rows_pb2.SequenceKey(sequence_id=sequence_id, generation=3)
+    opened.sequences.add(key=key, num_cached_tokens=num_cached_tokens, provenance_handle=7)
+    return pb.SessionResponse(opened=opened)
+
+
+OPENING = SequenceOpening(RequestId("a"), SequenceId(5), 3, "m", "", tuple(range(17)))
+
+
+def test_the_answer_to_openings() -> None:
+    answers, counts = wire.read_opened(_opened(), [OPENING])
+    assert answers == [SequenceOpened(RequestId("a"), SequenceId(5), 3, 16, 7)]
+    assert counts == KvCounts(total=9, free=4, evictable=3, shared=2)
+
+
+def test_wrong_answers_to_openings_are_refused() -> None:
+    with pytest.raises(WireError, match=r"\(5, 3\) was asked for, got \(6, 3\)"):
+        wire.read_opened(_opened(sequence_id=6), [OPENING])
+    with pytest.raises(WireError, match=r"at most 16 cached tokens .* got 17"):
+        wire.read_opened(_opened(num_cached_tokens=17), [OPENING])
+    with pytest.raises(WireError, match="2 sequences were asked for, got 1"):
+        wire.read_opened(_opened(), [OPENING, OPENING])
 
 
 def _result(**changes: object) -> pb.SessionResponse:
@@ -169,19 +202,17 @@ def test_no_capacity_has_no_answer() -> None:
 def test_answers_that_break_the_contract_are_refused(
     changes: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(wire.WireError, match=message):
+    with pytest.raises(WireError, match=message):
         wire.read_step(_result(**changes), BATCH, QUESTIONS, V)
 
 
 def test_answers_of_another_kind_are_refused() -> None:
-    with pytest.raises(wire.WireError, match="must be started, got step_result"):
+    with pytest.raises(WireError, match="must be started, got step_result"):
         wire.read_started(_result())
-    with pytest.raises(wire.WireError, match="must be step_result, got started"):
+    with pytest.raises(WireError, match="must be step_result, got started"):
         wire.read_step(pb.SessionResponse(started=pb.SessionStarted()), BATCH, QUESTIONS, V)
-    opened = token_rows_pb2.SequencesOpened()
-    opened.sequences.add(num_cached_tokens=16)
-    with pytest.raises(wire.WireError, match="0 cached tokens"):
-        wire.read_opened(pb.SessionResponse(opened=opened))
+    with pytest.raises(WireError, match="must be opened, got step_result"):
+        wire.read_opened(_result(), [OPENING])
 
 
 def test_full_rows() -> None:
@@ -192,32 +223,32 @@ def test_full_rows() -> None:
     )
     rows = wire.read_logits(pb.SessionResponse(logits_fetched=fetched), 41, 2, V)
     assert rows.tolist() == logits.reshape(2, V).tolist()
-    with pytest.raises(wire.WireError, match="step_id"):
+    with pytest.raises(WireError, match="step_id"):
         wire.read_logits(pb.SessionResponse(logits_fetched=fetched), 42, 2, V)
-    with pytest.raises(wire.WireError, match="logits must have"):
+    with pytest.raises(WireError, match="logits must have"):
         wire.read_logits(pb.SessionResponse(logits_fetched=fetched), 41, 3, V)
 
 
 def test_capabilities() -> None:
     reply = pb.GetCapabilitiesResponse(executor_epoch=7)
-    assert wire.read_capabilities(reply) is None
+    assert read_capabilities(reply) is None
     reply.ready = True
     reply.models.add(model_id="draft", role=capabilities_pb2.MODEL_ROLE_DRAFT)
-    with pytest.raises(wire.WireError, match="must have a target model"):
-        wire.read_capabilities(reply)
+    with pytest.raises(WireError, match="must have a target model"):
+        read_capabilities(reply)
     model = reply.models.add(
         model_id="big", role=capabilities_pb2.MODEL_ROLE_TARGET, vocab_size=V, context_length=1,
         block_size=1,
     )  # fmt: skip
     reply.max_num_seqs = reply.max_num_batched_tokens = reply.max_top_k = 1
-    with pytest.raises(wire.WireError, match="num_blocks must be at least 1, got 0"):
-        wire.read_capabilities(reply)
+    with pytest.raises(WireError, match="num_blocks must be at least 1, got 0"):
+        read_capabilities(reply)
     model.num_blocks = 1
-    capabilities = wire.read_capabilities(reply)
+    capabilities = read_capabilities(reply)
     assert capabilities is not None
     assert (capabilities.model.model_id, capabilities.model.vocab_size) == ("big", V)
 
 
 def test_the_begin_token_may_be_absent_or_zero() -> None:
-    assert wire.read_tokenizer(pb.GetTokenizerResponse()).bos_token_id is None
-    assert wire.read_tokenizer(pb.GetTokenizerResponse(bos_token_id=0)).bos_token_id == 0
+    assert read_tokenizer(pb.GetTokenizerResponse()).bos_token_id is None
+    assert read_tokenizer(pb.GetTokenizerResponse(bos_token_id=0)).bos_token_id == 0

@@ -23,7 +23,10 @@ from scheduler_service.core import (
     executor_restarted,
     expire,
     finish_by_stop_string,
+    opened,
+    openings,
     plan,
+    record_kv_counts,
     submit,
 )
 from tests.support.core_scenarios import make_limits, make_request
@@ -33,6 +36,8 @@ MAX_STEPS = 5000
 # A trace takes a few milliseconds, so many more than the profile's usual number are affordable.
 many = settings(max_examples=5 * settings().max_examples)
 STOP = frozenset({3})
+# Prompts start with some of these tokens, so that many share a prefix.
+COMMON = [1, 2, 1, 4, 5, 6, 1, 8, 9, 1, 11, 12]
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Arrival:
     stops: bool
     step: int
     deadline: int | None
+    salt: str
 
 
 @dataclass(frozen=True)
@@ -57,11 +63,18 @@ class Scenario:
     block_size: int
     slack: int
     missing_blocks: int
+    # Most cached tokens of each opening, in turn; 0 for an executor that finds nothing.
+    hits: list[int]
     cancels: dict[int, int] = field(default_factory=dict)
     stop_strings: dict[int, int] = field(default_factory=dict)
     restarts_in_flight: set[int] = field(default_factory=set)
     restarts_between: set[int] = field(default_factory=set)
     refusals: set[int] = field(default_factory=set)
+    # Between the announcement of sequences and the answer, and between that and the step.
+    opening_cancels: dict[int, int] = field(default_factory=dict)
+    lost_openings: set[int] = field(default_factory=set)
+    restarts_while_opening: set[int] = field(default_factory=set)
+    restarts_when_opened: set[int] = field(default_factory=set)
 
 
 _STEPS = st.integers(0, 40)
@@ -69,11 +82,16 @@ _INDEXES = st.dictionaries(_STEPS, st.integers(0, 7), max_size=3)
 
 arrivals = st.builds(
     Arrival,
-    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24),
+    prompt=st.builds(
+        lambda shared, own: COMMON[:shared] + own,
+        st.integers(0, len(COMMON)),
+        st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12),
+    ),
     max_tokens=st.integers(1, 12),
     stops=st.booleans(),
     step=st.just(0) | st.integers(0, 30),
     deadline=st.none() | st.none() | st.integers(0, 60),
+    salt=st.sampled_from(["", "", "", "other"]),
 )
 
 shapes = {
@@ -83,6 +101,7 @@ shapes = {
     "seqs": st.integers(1, 8),
     "block_size": st.integers(1, 5),
     "slack": st.integers(0, 4),
+    "hits": st.lists(st.integers(0, 30) | st.just(30), min_size=1, max_size=4),
 }
 
 quiet = st.builds(Scenario, **shapes, missing_blocks=st.just(0))
@@ -95,6 +114,10 @@ troubled = st.builds(
     restarts_in_flight=st.sets(_STEPS, max_size=2),
     restarts_between=st.sets(_STEPS, max_size=2),
     refusals=st.sets(_STEPS, max_size=8),
+    opening_cancels=_INDEXES,
+    lost_openings=st.sets(_STEPS, max_size=4),
+    restarts_while_opening=st.sets(_STEPS, max_size=1),
+    restarts_when_opened=st.sets(_STEPS, max_size=1),
 )
 
 
@@ -128,8 +151,7 @@ class Trace:
                 self._submit(index, arrival)
             self._record(expire(self.state, float(step)))
             if step in self.scenario.restarts_between:
-                self.pool.restart()
-                self._record(executor_restarted(self.state))
+                self._restart()
             self._step(step)
             step += 1
             assert step < MAX_STEPS, "livelock"
@@ -141,24 +163,64 @@ class Trace:
             arrival.max_tokens,
             stop=STOP if arrival.stops else frozenset(),
             deadline=None if arrival.deadline is None else float(arrival.deadline),
+            salt=arrival.salt,
         )
         submit(self.state, request)
         self.output[request.request_id] = []
 
+    def _restart(self) -> None:
+        self.pool.restart()
+        self._record(executor_restarted(self.state))
+
+    def _open(self, step: int) -> None:
+        """Open whoever is about to be admitted, with all that may happen meanwhile."""
+        for _ in range(self.scenario.seqs):
+            found = openings(self.state, float(step))
+            self.state.check_invariants()
+            if not found:
+                break
+            most = [self.scenario.hits[(step + i) % len(self.scenario.hits)] for i in range(8)]
+            answers = [
+                answer
+                for each, limit in zip(found, most, strict=False)
+                for answer in self.pool.open([each], limit)
+            ]
+            self._cancel(self.scenario.opening_cancels.get(step))
+            if step in self.scenario.lost_openings:
+                # As when a session breaks: the same are announced again.
+                self.seen["lost"] += 1
+                again = openings(self.state, float(step))
+                answers = self.pool.open(again)
+            if step in self.scenario.restarts_while_opening:
+                self._restart()
+            record_kv_counts(self.state, self.pool.cache.counts())
+            opened(self.state, answers)
+            self.seen["hits"] += any(each.num_cached_tokens for each in answers)
+            self.state.check_invariants()
+        self.seen["waits"] += any(each.prefix_wait for each in self.state.waiting)
+        if step in self.scenario.restarts_when_opened:
+            self._restart()
+
     def _step(self, step: int) -> None:
+        self._open(step)
         batch = plan(self.state, float(step))
         self.state.check_invariants()
         if batch is None:
             assert not self.state.running
+            # Only a restart in between can leave nobody to admit.
+            scenario = self.scenario
+            restarts = scenario.restarts_while_opening | scenario.restarts_when_opened
+            assert not self.state.requests or step in restarts
             return
         self._record(batch.events)
         self._check_batch(batch)
         sampled = self.pool.run(batch, refuse=step in self.scenario.refusals)
         self._disturb(step)
         if step in self.scenario.restarts_in_flight:
-            self.pool.restart()
-            self._record(executor_restarted(self.state))
+            self._restart()
             # The answer of the old process may still arrive; it must not matter.
+        else:
+            record_kv_counts(self.state, self.pool.cache.counts())
         if sampled is None:
             self.seen["refused"] += 1
             self._record(capacity_refused(self.state, batch))
@@ -166,12 +228,14 @@ class Trace:
             self._record(apply(self.state, batch, sampled))
         self.state.check_invariants()
 
-    def _disturb(self, step: int) -> None:
-        """Cancel and stop requests while the step is in flight."""
-        index = self.scenario.cancels.get(step)
+    def _cancel(self, index: int | None) -> None:
         live = list(self.state.requests.values())
         if index is not None and index < len(live):
             self._record(cancel(self.state, live[index].request_id))
+
+    def _disturb(self, step: int) -> None:
+        """Cancel and stop requests while the step is in flight."""
+        self._cancel(self.scenario.cancels.get(step))
         index = self.scenario.stop_strings.get(step)
         live = list(self.state.requests.values())
         if index is not None and index < len(live):
@@ -183,8 +247,8 @@ class Trace:
         assert len(batch.rows) <= limits.max_num_seqs
         assert len({row.request_id for row in batch.rows}) == len(batch.rows)
         assert all(1 <= len(row.token_ids) <= limits.max_prefill_chunk for row in batch.rows)
-        opened = {opening.sequence_id for opening in batch.openings}
-        assert not opened & set(batch.released_sequence_ids)
+        rows = {row.sequence_id for row in batch.rows}
+        assert not rows & set(batch.released_sequence_ids)
         if self.state.running:
             oldest: Request = next(iter(self.state.running.values()))
             assert oldest.request_id in {row.request_id for row in batch.rows}
@@ -215,8 +279,10 @@ def check_against_solo_runs(trace: Trace) -> None:
         if reason is FinishReason.STOP and not trace.scenario.stop_strings:
             assert output == alone
             assert output[-1] in STOP
-    assert not trace.pool.tokens, "everything is given back"
+    assert not len(trace.pool.cache), "everything is given back"
     assert not trace.state.requests
+    counts = trace.pool.cache.counts()
+    assert counts.free + counts.evictable == counts.total
 
 
 @many
@@ -226,6 +292,8 @@ def test_every_request_gets_the_tokens_of_its_solo_run(scenario: Scenario) -> No
     trace = Trace(scenario)
     trace.run()
     event(f"preempted={trace.seen[RequestPreempted.__name__] > 0}")
+    event(f"hits={trace.seen['hits'] > 0}")
+    event(f"waits={trace.seen['waits'] > 0}")
     check_against_solo_runs(trace)
     for index, arrival in enumerate(scenario.arrivals):
         if arrival.deadline is None:

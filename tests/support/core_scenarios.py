@@ -13,14 +13,18 @@ from scheduler_service.core import (
     SampledRow,
     SamplingParams,
     SchedulerState,
+    SequenceOpened,
+    SequenceOpening,
     TokenRowBatch,
     apply,
+    opened,
+    openings,
     plan,
     submit,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def make_limits(
@@ -53,14 +57,19 @@ def make_request(
     stop: frozenset[int] = frozenset(),
     deadline: float | None = None,
     arrival: float = 0.0,
+    salt: str | None = None,
 ) -> Request:
-    """Return a request with the prompt 0, 1, 2, ... of the given length, or the given prompt."""
+    """Return a request with the prompt 0, 1, 2, ... of the given length, or the given prompt.
+
+    Without a salt of its own it shares its prefix with nobody.
+    """
     token_ids = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
     return Request(
         request_id=RequestId(name),
         prompt_token_ids=token_ids,
         params=SamplingParams(),
         max_tokens=max_tokens,
+        cache_salt=name if salt is None else salt,
         stop_token_ids=stop,
         deadline=deadline,
         arrival=arrival,
@@ -75,8 +84,33 @@ def state_with(limits: Limits, *requests: Request) -> SchedulerState:
     return state
 
 
-def must_plan(state: SchedulerState, now: float = 0.0) -> TokenRowBatch:
-    """Plan a batch that must exist."""
+def open_waiting(
+    state: SchedulerState, cached: Mapping[str, int] | None = None, now: float = 0.0
+) -> list[SequenceOpening]:
+    """Open whoever is about to be admitted, with these numbers of cached tokens by request."""
+    found: list[SequenceOpening] = []
+    while new := openings(state, now):
+        found += new
+        opened(
+            state,
+            [
+                SequenceOpened(
+                    each.request_id,
+                    each.sequence_id,
+                    each.generation,
+                    (cached or {}).get(each.request_id, 0),
+                )
+                for each in new
+            ],
+        )
+    return found
+
+
+def must_plan(
+    state: SchedulerState, now: float = 0.0, cached: Mapping[str, int] | None = None
+) -> TokenRowBatch:
+    """Open requests and plan a batch, which must exist."""
+    open_waiting(state, cached, now)
     batch = plan(state, now)
     assert batch is not None
     state.check_invariants()

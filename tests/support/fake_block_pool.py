@@ -1,7 +1,7 @@
 """A synchronous stand-in for the executor: it owns blocks and knows contexts only from its rows.
 
-It checks the contract harder than a real executor would: every row continues its sequence, every
-release names an open sequence once, and the pool is counted after every single row.
+It checks the contract harder than a real executor would: a sequence is opened before its rows and
+given back before it is opened again, and every row continues it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from scheduler_service.core import RequestId, SampledRow, SequenceId, TokenRowBatch
+from scheduler_service.core import (
+    RequestId,
+    SampledRow,
+    SequenceId,
+    SequenceOpened,
+    SequenceOpening,
+    TokenRowBatch,
+)
+from tests.support.fake_prefix_cache import FakePrefixCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,23 +48,46 @@ class FakeBlockPool:
     """Runs batches against a pool of `num_blocks` blocks.
 
     Attributes:
-        tokens: Cached tokens of each open sequence.
+        cache: Blocks and tokens of open sequences.
         num_computed_tokens: Tokens computed since the start.
+        num_cached_tokens: Tokens found in the cache since the start.
     """
 
-    def __init__(self, block_size: int, num_blocks: int) -> None:
-        self._block_size = block_size
-        self._num_blocks = num_blocks
+    def __init__(self, block_size: int, num_blocks: int, *, shares: bool = True) -> None:
+        """Start empty; with `shares` False no prefix is ever found."""
         self._last_step_id = 0
         self._generations: dict[SequenceId, int] = {}
-        self.tokens: dict[SequenceId, list[int]] = {}
+        self.cache = FakePrefixCache(block_size, num_blocks, shares)
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
 
     def restart(self) -> None:
         """Lose everything, as a new process would."""
         self._last_step_id = 0
         self._generations.clear()
-        self.tokens.clear()
+        self.cache.clear()
+
+    def open(
+        self, openings: Sequence[SequenceOpening], most: int | None = None
+    ) -> list[SequenceOpened]:
+        """Open sequences, each with at most `most` cached tokens; a repeat changes nothing."""
+        return [self._open(opening, most) for opening in openings]
+
+    def _open(self, opening: SequenceOpening, most: int | None) -> SequenceOpened:
+        name, generation = opening.sequence_id, opening.generation
+        known = self._generations.get(name, -1)
+        assert generation >= known, "a generation is never opened after a later one"
+        if generation > known or name not in self.cache:
+            assert generation > known, "opened again after it was given back"
+            assert name not in self.cache, "opened while another generation is open"
+            self._generations[name] = generation
+            allowed = opening.max_cached_tokens
+            self.num_cached_tokens += self.cache.open(
+                name, opening.cache_salt, opening.token_ids,
+                allowed if most is None else min(most, allowed),
+            )  # fmt: skip
+        num_cached = len(self.cache.tokens(name))
+        return SequenceOpened(opening.request_id, name, generation, num_cached)
 
     def run(
         self, batch: TokenRowBatch, *, refuse: bool = False
@@ -64,36 +95,21 @@ class FakeBlockPool:
         """Run a batch; None means NO_CAPACITY, which also happens where the rows do not fit."""
         assert batch.step_id == self._last_step_id + 1, "step ids rise by one"
         self._last_step_id = batch.step_id
-        for opening in batch.openings:
-            known = self._generations.get(opening.sequence_id, -1)
-            assert opening.generation > known, "a generation is opened once"
-            assert opening.sequence_id not in self.tokens, "opened while another one is open"
-            self._generations[opening.sequence_id] = opening.generation
-            self.tokens[opening.sequence_id] = []
+        assert len(set(batch.released_sequence_ids)) == len(batch.released_sequence_ids)
         for sequence_id in batch.released_sequence_ids:
-            assert sequence_id in self.tokens, "released twice or never opened"
-            del self.tokens[sequence_id]
-        if refuse or not self._fits(batch):
+            self.cache.release(sequence_id)
+        for row in batch.rows:
+            assert row.sequence_id in self.cache, "opened first"
+            assert self._generations[row.sequence_id] == row.generation, "a stale generation"
+            cached = self.cache.tokens(row.sequence_id)
+            assert len(cached) == row.start_position, "a row continues its sequence"
+        if refuse or not self.cache.grow({row.sequence_id: row.token_ids for row in batch.rows}):
             return None
         sampled: dict[RequestId, SampledRow] = {}
         for row in batch.rows:
-            cached = self.tokens[row.sequence_id]
-            assert self._generations[row.sequence_id] == row.generation, "a stale generation"
-            assert len(cached) == row.start_position, "a row continues its sequence"
-            for offset, token_id in enumerate(row.token_ids):
-                cached.append(token_id)
-                if offset in {wanted.offset for wanted in row.wanted}:
-                    sampled[row.request_id] = SampledRow(next_token(cached))
-            assert self._num_used() <= self._num_blocks, "the pool holds after every row"
+            cached = self.cache.tokens(row.sequence_id)
+            for wanted in row.wanted:
+                context = cached[: row.start_position + wanted.offset + 1]
+                sampled[row.request_id] = SampledRow(next_token(context))
             self.num_computed_tokens += len(row.token_ids)
         return sampled
-
-    def _num_used(self) -> int:
-        return sum(-(-len(cached) // self._block_size) for cached in self.tokens.values())
-
-    def _fits(self, batch: TokenRowBatch) -> bool:
-        lengths = {sequence_id: len(cached) for sequence_id, cached in self.tokens.items()}
-        for row in batch.rows:
-            lengths[row.sequence_id] += len(row.token_ids)
-        needed = sum(-(-length // self._block_size) for length in lengths.values())
-        return needed <= self._num_blocks

@@ -1,7 +1,8 @@
 """An executor with a toy model, true to the contract: paged counts, epochs, idempotent steps.
 
-It runs in the test's process over a real socket, checks every message it gets, and can be told
-to fail: restart, drop a session before or after a step is computed, refuse for want of blocks.
+It runs in the test's process over a real socket, checks every message it gets, finds prefixes as
+the contract says, and can be told to fail: restart, drop a session before or after a step is
+computed, refuse for want of blocks.
 """
 
 import asyncio
@@ -18,7 +19,9 @@ import numpy as np
 from isobatch.executor.v1 import capabilities_pb2, provenance_pb2, token_rows_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
-from scheduler_service.sampling import RowStatistics, Statistic, row_statistics
+from scheduler_service.sampling import Statistic, row_statistics
+from tests.support.fake_answers import array, pack_statistics
+from tests.support.fake_prefix_cache import FakePrefixCache
 from tests.support.fake_provenance import toy_provenance
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, tokenizer_document, vocab_size
 from tests.support.toy_model import ToyModel
@@ -29,12 +32,6 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 class DropSession(Exception):  # noqa: N818  a signal of the tests, not an error
     """Raised by a hook to break the session's stream."""
-
-
-@dataclass(slots=True)
-class _Sequence:
-    generation: int
-    token_ids: list[int]
 
 
 @dataclass(slots=True)
@@ -52,16 +49,21 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     step_seconds: float = 0.0
     # Rows with this token are not finite.
     poison_token: int | None = None
+    prefix_cache: bool = True
     is_ready: bool = True
     # Called with each step: before it is computed, and after, before it is answered.
     before_step: Callable[[token_rows_pb2.Step], Awaitable[None]] | None = None
     after_step: Callable[[token_rows_pb2.Step], Awaitable[None]] | None = None
+    # Called with each Open before it is answered.
+    after_open: Callable[[token_rows_pb2.OpenSequences], Awaitable[None]] | None = None
 
     model: ToyModel = field(default_factory=lambda: ToyModel(vocab_size()))
     executor_epoch: int = field(default_factory=lambda: next(_EPOCHS))
     scheduler_epoch: int = 0
-    sequences: dict[int, _Sequence] = field(default_factory=dict)
+    # Generation and cached tokens at the opening of each open sequence.
+    sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
     # Messages in order of arrival, and steps that were really computed.
+    openings: list[token_rows_pb2.OpenSequences] = field(default_factory=list)
     steps: list[token_rows_pb2.Step] = field(default_factory=list)
     computed_step_ids: list[int] = field(default_factory=list)
     num_refusals: int = 0
@@ -69,6 +71,10 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     peak_blocks: int = 0
     _last: tuple[int, token_rows_pb2.StepResult, list[np.ndarray[Any, Any]]] | None = None
     _fence: asyncio.Event = field(default_factory=asyncio.Event)
+    _blocks: FakePrefixCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._blocks = FakePrefixCache(self.block_size, self.num_blocks)
 
     def restart(self) -> None:
         """Become a new process: another epoch, nothing cached, sessions broken."""
@@ -79,15 +85,23 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
 
     def _forget(self) -> None:
         self.sequences.clear()
+        self._cache.clear()
         self._last = None
+
+    @property
+    def _cache(self) -> FakePrefixCache:
+        # Tests change the number after the scheduler was told another one.
+        self._blocks.num_blocks = self.num_blocks
+        return self._blocks
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks that sequences hold."""
-        return sum(self._blocks(len(each.token_ids)) for each in self.sequences.values())
+        return self._cache.num_used
 
-    def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def _release(self, sequence_id: int) -> None:
+        self.sequences.pop(sequence_id, None)
+        self._cache.release(sequence_id)
 
     @contextlib.asynccontextmanager
     async def serving(self, address: str) -> AsyncIterator[None]:
@@ -142,10 +156,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self, request: provenance_pb2.GetProvenanceRequest, context: _Context
     ) -> provenance_pb2.GetProvenanceResponse:
         """Know the positions of open sequences."""
-        sequence = self.sequences.get(request.sequence.sequence_id)
-        if sequence is None or sequence.generation != request.sequence.generation:
+        sequence_id = request.sequence.sequence_id
+        if self.sequences.get(sequence_id, (None, 0))[0] != request.sequence.generation:
             await context.abort(grpc.StatusCode.NOT_FOUND, "[provenance] not open")
-        return toy_provenance(request, sequence.token_ids, self.block_size, self.executor_epoch)
+        token_ids = self._cache.tokens(sequence_id)
+        return toy_provenance(request, token_ids, self.block_size, self.executor_epoch)
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: _Context
@@ -181,14 +196,17 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     async def _answer(self, request: pb.SessionRequest) -> pb.SessionResponse:
         match request.WhichOneof("message"):
             case "open":
-                return pb.SessionResponse(opened=self._open(request.open))
+                opened = self._open(request.open)
+                if self.after_open is not None:
+                    await self.after_open(request.open)
+                return pb.SessionResponse(opened=opened)
             case "step":
                 return pb.SessionResponse(step_result=await self._step(request.step))
             case "fetch_logits":
                 return pb.SessionResponse(logits_fetched=self._fetch(request.fetch_logits))
             case "release":
-                for sequence_id in _array(request.release.sequence_ids, "<u8"):
-                    self.sequences.pop(sequence_id, None)
+                for sequence_id in array(request.release.sequence_ids, "<u8"):
+                    self._release(sequence_id)
                 occupancy = self._occupancy()
                 return pb.SessionResponse(
                     released=token_rows_pb2.SequencesReleased(kv_occupancy=occupancy)
@@ -197,12 +215,19 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
                 raise ValueError(f"unexpected message {other}")
 
     def _open(self, request: token_rows_pb2.OpenSequences) -> token_rows_pb2.SequencesOpened:
-        reply = token_rows_pb2.SequencesOpened(kv_occupancy=self._occupancy())
+        self.openings.append(request)
+        reply = token_rows_pb2.SequencesOpened()
         for each in request.sequences:
-            known = self.sequences.get(each.key.sequence_id)
-            if known is None or known.generation != each.key.generation:
-                self.sequences[each.key.sequence_id] = _Sequence(each.key.generation, [])
-            reply.sequences.add(key=each.key)
+            sequence_id, generation = each.key.sequence_id, each.key.generation
+            if sequence_id not in self.sequences or self.sequences[sequence_id][0] != generation:
+                self._release(sequence_id)
+                num_cached = self._cache.open(
+                    sequence_id, each.cache_salt, array(each.token_ids, "<i4"),
+                    each.max_cached_tokens if self.prefix_cache else 0,
+                )  # fmt: skip
+                self.sequences[sequence_id] = (generation, num_cached)
+            reply.sequences.add(key=each.key, num_cached_tokens=self.sequences[sequence_id][1])
+        reply.kv_occupancy.CopyFrom(self._occupancy())
         return reply
 
     async def _step(self, step: token_rows_pb2.Step) -> token_rows_pb2.StepResult:
@@ -225,45 +250,40 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     def _compute(
         self, step: token_rows_pb2.Step
     ) -> tuple[token_rows_pb2.StepResult, list[np.ndarray[Any, Any]]]:
-        for sequence_id in _array(step.released_sequence_ids, "<u8"):
-            self.sequences.pop(sequence_id, None)
+        for sequence_id in array(step.released_sequence_ids, "<u8"):
+            self._release(sequence_id)
         result = token_rows_pb2.StepResult(step_id=step.step_id, executor_epoch=self.executor_epoch)
-        sequence_ids = _array(step.row_sequence_ids, "<u8")
+        sequence_ids = array(step.row_sequence_ids, "<u8")
         if len(set(sequence_ids)) != len(sequence_ids) or len(sequence_ids) > self.max_num_seqs:
             raise ValueError(f"one row a sequence, at most {self.max_num_seqs} rows")
-        lengths = _array(step.row_num_tokens, "<i4")
-        tokens = _array(step.token_ids, "<i4")
+        lengths = array(step.row_num_tokens, "<i4")
+        tokens = array(step.token_ids, "<i4")
         if sum(lengths) != len(tokens) or len(tokens) > self.max_num_batched_tokens:
             raise ValueError("token counts do not fit")
-        grown: list[tuple[_Sequence, list[int]]] = []
+        grown: dict[int, list[int]] = {}
+        contexts: list[tuple[int, int]] = []
         start = 0
         for sequence_id, generation, position, length in zip(
-            sequence_ids, _array(step.row_generations, "<u4"),
-            _array(step.row_start_positions, "<i4"), lengths, strict=True,
+            sequence_ids, array(step.row_generations, "<u4"),
+            array(step.row_start_positions, "<i4"), lengths, strict=True,
         ):  # fmt: skip
-            known = self.sequences.get(sequence_id)
-            if known is None or known.generation != generation:
+            if self.sequences.get(sequence_id, (None, 0))[0] != generation:
                 raise ValueError(f"sequence {sequence_id}.{generation} is not open")
-            if position != len(known.token_ids) or length < 1:
-                raise ValueError(f"row must start at {len(known.token_ids)}, got {position}")
-            grown.append((known, tokens[start : start + length]))
+            num_cached = len(self._cache.tokens(sequence_id))
+            if position != num_cached or length < 1:
+                raise ValueError(f"row must start at {num_cached}, got {position}")
+            grown[sequence_id] = tokens[start : start + length]
+            contexts += [(sequence_id, position + i + 1) for i in range(length)]
             start += length
-        growth = sum(
-            self._blocks(len(s.token_ids) + len(new)) - self._blocks(len(s.token_ids))
-            for s, new in grown
-        )
-        if self.num_used_blocks + growth > self.num_blocks:
+        if not self._cache.grow(grown):
             self.num_refusals += 1
             result.outcome = token_rows_pb2.STEP_OUTCOME_NO_CAPACITY
             result.kv_occupancy.CopyFrom(self._occupancy())
             return result, []
         result.outcome = token_rows_pb2.STEP_OUTCOME_COMPUTED
-        contexts: list[tuple[_Sequence, int]] = []
         outcomes = bytearray()
-        for sequence, new in grown:
-            contexts += [(sequence, len(sequence.token_ids) + i + 1) for i in range(len(new))]
-            sequence.token_ids += new
-            is_bad = self.poison_token is not None and self.poison_token in sequence.token_ids
+        for sequence_id in grown:
+            is_bad = self.poison_token in self._cache.tokens(sequence_id)
             outcomes.append(
                 token_rows_pb2.ROW_OUTCOME_NON_FINITE
                 if is_bad
@@ -281,29 +301,29 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     def _answer_wanted(
         self,
         step: token_rows_pb2.Step,
-        contexts: list[tuple[_Sequence, int]],
+        contexts: list[tuple[int, int]],
         result: token_rows_pb2.StepResult,
     ) -> list[np.ndarray[Any, Any]]:
-        wanted = _array(step.wanted_token_indexes, "<i4")
-        flags = [Statistic(each) for each in _array(step.wanted_statistics, "<u4")]
-        edit_starts = _array(step.edit_starts, "<i4") or [0] * (len(wanted) + 1)
-        edit_ids, values = _array(step.edit_ids, "<i4"), np.frombuffer(step.edit_values, "<f4")
+        wanted = array(step.wanted_token_indexes, "<i4")
+        flags = [Statistic(each) for each in array(step.wanted_statistics, "<u4")]
+        edit_starts = array(step.edit_starts, "<i4") or [0] * (len(wanted) + 1)
+        edit_ids, values = array(step.edit_ids, "<i4"), np.frombuffer(step.edit_values, "<f4")
         rows, answers = [], []
         for index, (token_index, inverse_temperature, u, top_k) in enumerate(
             zip(
-                wanted, _array(step.wanted_inverse_temperatures, "<f4"),
-                _array(step.wanted_quantiles, "<f4"), _array(step.wanted_top_k, "<i4"), strict=True,
+                wanted, array(step.wanted_inverse_temperatures, "<f4"),
+                array(step.wanted_quantiles, "<f4"), array(step.wanted_top_k, "<i4"), strict=True,
             )
         ):  # fmt: skip
-            sequence, length = contexts[token_index]
-            logits = self.model.logits(sequence.token_ids[:length])
+            sequence_id, length = contexts[token_index]
+            logits = self.model.logits(self._cache.tokens(sequence_id)[:length])
             for edit in range(edit_starts[index], edit_starts[index + 1]):
                 logits[edit_ids[edit]] += values[edit]
             rows.append(logits)
             answers.append(
                 row_statistics(logits, inverse_temperature=inverse_temperature, u=u, top_k=top_k)
             )
-        _pack_statistics(result, flags, answers)
+        pack_statistics(result, flags, answers)
         if any(Statistic.DIGEST in each for each in flags):
             result.digests = b"".join(map(digest, rows))
         return rows
@@ -311,54 +331,25 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     def _fetch(self, request: token_rows_pb2.FetchLogits) -> token_rows_pb2.LogitsFetched:
         if self._last is None or self._last[0] != request.step_id:
             raise ValueError("logits of the last step only")
-        indexes = _array(request.wanted_indexes, "<i4")
+        indexes = array(request.wanted_indexes, "<i4")
         self.num_fetched_rows += len(indexes)
         data = b"".join(self._last[2][index].tobytes() for index in indexes)
         payload = token_rows_pb2.TensorPayload(inline=data)
         return token_rows_pb2.LogitsFetched(step_id=request.step_id, logits=payload)
 
     def _occupancy(self) -> token_rows_pb2.KvOccupancy:
+        counts = self._cache.counts()
         return token_rows_pb2.KvOccupancy(
-            total_blocks=self.num_blocks, free_blocks=self.num_blocks - self.num_used_blocks
+            total_blocks=counts.total,
+            free_blocks=counts.free,
+            evictable_blocks=counts.evictable,
+            shared_blocks=counts.shared,
         )
 
 
 def digest(logits: np.ndarray[Any, Any]) -> bytes:
     """Return the contract's digest of a row."""
     return hashlib.blake2b(logits.tobytes(), digest_size=16).digest()
-
-
-def _array(data: bytes, dtype: str) -> list[Any]:
-    values: list[Any] = np.frombuffer(data, dtype).tolist()
-    return values
-
-
-def _pack_statistics(
-    result: token_rows_pb2.StepResult, flags: list[Statistic], answers: list[RowStatistics]
-) -> None:
-    """Fill in what was asked for, and the contract's stand-ins for what was not."""
-
-    def pick(flag: Statistic, values: list[Any], default: float, dtype: str) -> bytes:
-        chosen = [v if flag in f else default for f, v in zip(flags, values, strict=True)]
-        return np.array(chosen, dtype).tobytes()
-
-    result.argmax_ids = pick(Statistic.ARGMAX, [a.argmax_id for a in answers], -1, "<i4")
-    result.quantile_ids = pick(Statistic.QUANTILE, [a.quantile_id for a in answers], -1, "<i4")
-    result.normalizers = pick(Statistic.NORMALIZER, [a.normalizer for a in answers], 0, "<f4")
-    result.max_logits = np.array([a.max_logit for a in answers], "<f4").tobytes()
-    tops = [a for f, a in zip(flags, answers, strict=True) if Statistic.TOP_K in f]
-    counts = [
-        len(a.top_k_ids) if Statistic.TOP_K in f and a.top_k_ids is not None else 0
-        for f, a in zip(flags, answers, strict=True)
-    ]
-    result.top_k_starts = np.cumsum([0, *counts]).astype("<i4").tobytes()
-    result.top_k_ids = b"".join(a.top_k_ids.tobytes() for a in tops if a.top_k_ids is not None)
-    result.top_k_logits = b"".join(
-        a.top_k_logits.tobytes() for a in tops if a.top_k_logits is not None
-    )
-    result.top_k_weights = b"".join(
-        a.top_k_weights.tobytes() for a in tops if a.top_k_weights is not None
-    )
 
 
 async def _until(

@@ -19,6 +19,7 @@ from tests.support.core_scenarios import (
     make_limits,
     make_request,
     must_plan,
+    open_waiting,
     run_step,
     shape,
     state_with,
@@ -36,9 +37,10 @@ def test_nothing_to_do_is_no_batch() -> None:
 def test_a_new_request_is_opened_and_its_last_token_wanted() -> None:
     """The first row starts at 0; logits are wanted at its last token only."""
     request = make_request("a", [5, 6, 7], arrival=1.0)
-    batch = must_plan(state_with(make_limits(), request), now=3.5)
+    state = state_with(make_limits(), request)
+    (opening,) = open_waiting(state)
+    batch = must_plan(state, now=3.5)
     (row,) = batch.rows
-    (opening,) = batch.openings
     assert batch.step_id == 1
     assert (row.request_id, row.sequence_id, row.generation) == ("a", 1, 0)
     assert (row.token_ids, row.start_position) == ((5, 6, 7), 0)
@@ -175,12 +177,13 @@ def test_a_preempted_request_recomputes_prompt_and_output() -> None:
     state = state_with(limits, make_request("a", 7, 7), make_request("b", 7, 9))
     while state.requests.get(RequestId("a")):
         run_step(state, token_id=50)
+    (opening,) = open_waiting(state)
+    assert (opening.generation, opening.token_ids) == (1, (0, 1, 2, 3, 4, 5, 6, 50, 50))
     batch = must_plan(state)
     (row,) = batch.rows
     assert (row.request_id, row.generation, row.start_position) == ("b", 1, 0)
     assert row.token_ids == (0, 1, 2, 3, 4, 5, 6, 50, 50)
     assert row.wanted[0].drawn_position == 9
-    assert batch.openings[0].generation == 1
     assert [e.is_readmission for e in batch.events if isinstance(e, RequestAdmitted)] == [True]
 
 

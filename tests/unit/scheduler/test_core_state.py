@@ -39,7 +39,20 @@ def test_the_longest_sequence_is_bounded_by_context_and_pool() -> None:
 
 
 def _wrong_order(state: SchedulerState) -> None:
-    state.running = dict(reversed(list(state.running.items())))
+    state.requests[RequestId("d")] = early = make_request("d")
+    state.waiting.push_back(early)
+
+
+def _not_opened(state: SchedulerState) -> None:
+    state.requests[A].is_opened = False
+
+
+def _released_early(state: SchedulerState) -> None:
+    state.to_release.append(state.requests[A].sequence_id)
+
+
+def _opened_unasked(state: SchedulerState) -> None:
+    state.requests[C].is_opened = True
 
 
 def _lost(state: SchedulerState) -> None:
@@ -90,6 +103,9 @@ def _past_max_tokens(state: SchedulerState) -> None:
     "damage",
     [
         _wrong_order,
+        _not_opened,
+        _released_early,
+        _opened_unasked,
         _lost,
         _wrong_status,
         _no_work,

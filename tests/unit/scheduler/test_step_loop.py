@@ -18,7 +18,7 @@ from scheduler_service.step_loop import PhaseTimes, StepLoop
 from scheduler_service.step_sampler import StepSampler
 from scheduler_service.streams import Delta, TokenStream
 from scheduler_service.text.detokenizer import Detokenizer
-from scheduler_service.wire.executor import Model
+from scheduler_service.wire.capabilities import Model
 
 PIECES = [bytes([97 + i]) for i in range(26)]
 MODEL = Model("m", "toy", 26, 64, "X1", "f16", "w", 8, 16, 1)
@@ -130,7 +130,8 @@ async def test_the_next_step_is_written_before_tokens_are_fanned_out() -> None:
     _submit(loop, "a", log)
     await _run(loop, _Session(log))
     assert log == [
-        "write open", "write step", "read opened", "read step_result",
+        # Only where somebody is to be admitted is the executor asked first.
+        "write open", "read opened", "write step", "read step_result",
         "write step", "token a1", "read step_result",
         "write step", "token a2", "read step_result",
         # The last step only gives the sequence back.
@@ -170,13 +171,14 @@ async def test_the_phases_of_a_step_add_up_to_its_wall_time() -> None:
 
 
 def test_the_phases_are_disjoint_whatever_the_executor_says() -> None:
-    times = PhaseTimes(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    times = PhaseTimes(1.0, 2.0, 0.25, 4.0, 8.0, 16.0, 32.0)
     for executor_seconds in (0.0, 3.0, 8.0, 50.0):
         phases = times.phases(executor_seconds)
         assert set(phases) == set(StepPhase)
         assert sum(phases.values()) == 31.0
         assert min(phases.values()) >= 0.0
         assert phases[StepPhase.FORWARD] == min(executor_seconds, 8.0)
+        assert phases[StepPhase.PLAN] == 0.75
 
 
 async def test_a_step_in_flight_is_repeated_with_the_same_bytes() -> None:

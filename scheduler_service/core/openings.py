@@ -1,0 +1,140 @@
+"""Announcing sequences before their first row, so that it starts after what is cached already.
+
+`openings` names the waiting requests that `plan` would admit now. The shell announces them to the
+executor, which looks their prefix up and pins it, and hands the answers to `opened`; `plan` admits
+opened requests alone. Opening reserves no blocks, but what it pins cannot be evicted, so nobody
+is opened earlier than that, with one exception: the first in the queue is opened even when all
+its tokens would not fit, because most of them may be cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler_service.core.batch import SequenceOpened, SequenceOpening
+from scheduler_service.core.capacity import BlockBudget, blocks_for
+from scheduler_service.core.prefix_wait import PrefixLeaders
+from scheduler_service.core.request import Request
+from scheduler_service.core.state import SchedulerState
+from scheduler_service.core.step_budget import StepBudget
+
+
+def block_budget(state: SchedulerState) -> BlockBudget:
+    """Return the blocks that a step's rows may take."""
+    limits, counts = state.limits, state.kv_counts
+    num_missing = limits.num_blocks - state.block_ceiling
+    counted = None
+    if counts is not None:
+        counted = counts.free + counts.evictable - num_missing
+        num_shared = counts.shared * len(state.to_release)
+        counted += max(0, state.num_blocks_to_release - num_shared)
+    return BlockBudget(
+        limits.block_size,
+        state.block_ceiling - state.num_blocks_held(),
+        counted,
+        counts.shared if counts is not None else 0,
+    )
+
+
+class Admissions:
+    """Which waiting requests fit, asked in their order.
+
+    All known tokens of all running requests and of those admitted must fit the pool, with one
+    block to spare for each running one to grow into. That keeps preemption rare: on a tight pool
+    the spare block alone saves a third of them.
+    """
+
+    def __init__(self, state: SchedulerState, blocks: BlockBudget) -> None:
+        """Start from the running requests and what is left of the blocks for them."""
+        self._block_size = state.limits.block_size
+        outstanding = sum(self._missing(request) for request in state.running.values())
+        self._num_spare = blocks.num_spare - outstanding - len(state.running)
+
+    def _missing(self, request: Request) -> int:
+        """Return the blocks that the request's known tokens still need."""
+        return blocks_for(request.num_tokens, self._block_size) - blocks_for(
+            request.num_computed_tokens, self._block_size
+        )
+
+    def admit(self, request: Request) -> bool:
+        """Count a waiting request as running and return True, if it fits."""
+        num_blocks = self._missing(request)
+        if num_blocks > self._num_spare:
+            return False
+        self._num_spare -= num_blocks + 1
+        return True
+
+
+def openings(state: SchedulerState, now: float) -> tuple[SequenceOpening, ...]:
+    """Return the sequences to announce before the next `plan`; empty most of the time.
+
+    Asking again before `opened` was called gives the same sequences, so that they can be
+    announced again after a broken session.
+
+    Args:
+        state: Changed: requests are marked as announced or as waiting for a prefix.
+        now: Monotonic time in seconds; requests whose deadline has passed are not opened.
+    """
+    num_slots = state.limits.max_num_seqs - len(state.running)
+    if num_slots <= 0 or not len(state.waiting) or state.in_flight is not None:
+        return ()
+    budget = StepBudget(state)
+    admissions = Admissions(state, block_budget(state))
+    leaders = PrefixLeaders(state)
+    released = set(state.to_release)
+    found: list[SequenceOpening] = []
+    is_first = True
+    for request in state.waiting:
+        if num_slots == 0 or budget.is_spent or request.sequence_id in released:
+            break
+        if request.deadline is not None and request.deadline <= now:
+            break
+        num_slots -= 1
+        if not request.is_opened and leaders.holds_back(request):
+            continue
+        fits = admissions.admit(request)
+        may_open = fits or (is_first and (state.may_open_early or not state.running))
+        if not request.is_opened and may_open:
+            request.is_announced = True
+            found.append(_opening(request))
+        if not fits:
+            break
+        budget.take(request.num_uncomputed_tokens)
+        leaders.add(request)
+        is_first = False
+    return tuple(found)
+
+
+def opened(state: SchedulerState, answers: Iterable[SequenceOpened]) -> None:
+    """Record what the executor has of the announced sequences.
+
+    Answers for requests that have ended or lost that generation since are ignored: their
+    sequences are given back with the next batch.
+    """
+    for answer in answers:
+        request = state.requests.get(answer.request_id)
+        if (
+            request is None
+            or not request.is_announced
+            or request.is_opened
+            or (request.sequence_id, request.generation) != (answer.sequence_id, answer.generation)
+        ):
+            continue
+        request.is_opened = True
+        request.num_cached_tokens = answer.num_cached_tokens
+        request.num_computed_tokens = answer.num_cached_tokens
+        request.provenance_handle = answer.provenance_handle
+        if answer.num_cached_tokens or request.num_awaited_tokens:
+            # Where waiting was in vain, the executor shares nothing until it is seen to.
+            state.shares_prefixes = answer.num_cached_tokens > 0
+
+
+def _opening(request: Request) -> SequenceOpening:
+    return SequenceOpening(
+        request_id=request.request_id,
+        sequence_id=request.sequence_id,
+        generation=request.generation,
+        model=request.model,
+        cache_salt=request.cache_salt,
+        token_ids=request.tokens(0, request.num_tokens),
+    )

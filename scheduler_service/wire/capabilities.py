@@ -1,0 +1,95 @@
+"""Messages that describe an executor and its models, to values and checked."""
+
+from dataclasses import dataclass
+
+from isobatch.executor.v1 import capabilities_pb2
+from isobatch.executor.v1 import executor_service_pb2 as pb
+from scheduler_service.text.tokenizer import TokenizerSource
+
+
+class WireError(Exception):
+    """The executor's answer does not follow the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model that serves users. Field meanings are those of ModelCapabilities."""
+
+    model_id: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    numeric_class: str
+    kv_class: str
+    weights_digest: str
+    block_size: int
+    num_blocks: int
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a ready executor says about itself."""
+
+    executor_epoch: int
+    model: Model
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_top_k: int
+    # Backend and device in words.
+    device: str
+    mlx_version: str
+
+
+def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
+    """Return the capabilities, or None while the executor is not ready.
+
+    Raises WireError when it is ready and has no model for users, or a bound below 1.
+    """
+    if not reply.ready:
+        return None
+    target = next(
+        (each for each in reply.models if each.role == capabilities_pb2.MODEL_ROLE_TARGET), None
+    )
+    if target is None:
+        raise WireError("[capabilities] a ready executor must have a target model, got none")
+    for message, names in (
+        (reply, ("max_num_seqs", "max_num_batched_tokens", "max_top_k")),
+        (target, ("vocab_size", "context_length", "block_size", "num_blocks")),
+    ):
+        for name in names:
+            if getattr(message, name) < 1:
+                raise WireError(f"[capabilities] {name} must be at least 1, got 0")
+    build = reply.build
+    return Capabilities(
+        executor_epoch=reply.executor_epoch,
+        model=Model(
+            model_id=target.model_id,
+            architecture=target.architecture,
+            vocab_size=target.vocab_size,
+            context_length=target.context_length,
+            numeric_class=target.numeric_class,
+            kv_class=target.kv_class,
+            weights_digest=target.weights_digest,
+            block_size=target.block_size,
+            num_blocks=target.num_blocks,
+            num_parameters=target.num_parameters,
+        ),
+        max_num_seqs=reply.max_num_seqs,
+        max_num_batched_tokens=reply.max_num_batched_tokens,
+        max_top_k=reply.max_top_k,
+        device=" ".join(filter(None, (build.backend, build.unit, build.device))),
+        mlx_version=build.mlx_version,
+    )
+
+
+def read_tokenizer(reply: pb.GetTokenizerResponse) -> TokenizerSource:
+    """Return what the text side is built from."""
+    return TokenizerSource(
+        document=reply.tokenizer_json,
+        chat_template=reply.chat_template,
+        eos_token_ids=tuple(reply.eos_token_ids),
+        bos_token_id=reply.bos_token_id if reply.HasField("bos_token_id") else None,
+        add_bos_token=reply.add_bos_token,
+        special_token_ids=tuple(reply.special_token_ids),
+    )
