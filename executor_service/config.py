@@ -39,6 +39,8 @@ class ExecutorConfig:
     backend: str = "auto"
     # Instruction set of the CPU's kernels; auto takes the best that passes its self-test (engine).
     unit: str = "auto"
+    # Bits of the activations' integers: 12, or 8, a faster and coarser numeric class (engine).
+    activations: int = 12
     # Compute threads; 0 takes all cores (engine).
     threads: int = 0
     # Where the cost curve comes from: auto measures once and remembers, measure measures at every
@@ -64,6 +66,7 @@ class ExecutorConfig:
         _require(0 <= self.metrics_port <= 65535, "metrics_port", "must be in 0..65535",
                  self.metrics_port)  # fmt: skip
         _require(self.kv_memory_mb >= 0, "kv_memory_mb", "must be at least 0", self.kv_memory_mb)
+        _require(self.activations in (8, 12), "activations", "must be 12 or 8", self.activations)
         _require(0 <= self.threads <= 1024, "threads", "must be in 0..1024", self.threads)
         _require(0 <= self.drain_seconds < float("inf"), "drain_seconds",
                  "must be a finite number of at least 0", self.drain_seconds)  # fmt: skip
@@ -97,6 +100,7 @@ HELP: Final[Mapping[str, str]] = {
     "max_num_batched_tokens": "most tokens of a step",
     "backend": f"what computes: {', '.join(BACKENDS)}; auto takes a GPU before the CPU",
     "unit": f"instruction set of the CPU's kernels: {', '.join(UNITS)}",
+    "activations": "bits of the activations' integers: 12, or 8 (faster, coarser, CPU only)",
     "threads": "compute threads; 0 for all cores",
     "profile": "the measured cost of steps: auto (once, then remembered), measure (now) or off",
     "drain_seconds": "longest time that a live session gets to end after SIGTERM",

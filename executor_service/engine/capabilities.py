@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from executor_service.engine.step_request import Limits
     from executor_service.models.checkpoint import TokenizerData
 
-# Contract version 1, 12-bit activations, fp16 keys and values (docs/numerics.md section 6).
-CLASS_PREFIX: Final = "X1.1-a12-kvf16-rope"
+# Contract version 1, fp16 keys and values (docs/numerics.md section 6).
+CLASS_FORMAT: Final = "X1.1-a{activation_bits}-kvf16-rope{rope_digest}"
 KV_CLASS: Final = "f16"
 MAX_TOP_K: Final = 1024
 
@@ -68,9 +68,9 @@ class Capabilities:
     profile: Profile = field(default_factory=Profile)
 
 
-def numeric_class(rope_digest: str) -> str:
+def numeric_class(rope_digest: str, activation_bits: int = 12) -> str:
     """Return the numeric class id: states of two classes never meet."""
-    return CLASS_PREFIX + rope_digest
+    return CLASS_FORMAT.format(activation_bits=activation_bits, rope_digest=rope_digest)
 
 
 def backend_name(unit: str) -> str:

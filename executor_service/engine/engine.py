@@ -109,10 +109,15 @@ def build_engine(
     machine_bytes = psutil.virtual_memory().total
     blocks = num_blocks(dimensions, BLOCK_SIZE, config.kv_memory_mb, machine_bytes)
     num_positions = positions_needed(dimensions.context_length, blocks * BLOCK_SIZE)
+    program = replace(
+        model.program,
+        # Nothing can be cached at the positions that are left out.
+        dimensions=replace(dimensions, context_length=num_positions),
+        activation_bits=config.activations,
+    )
     try:
         backend = create_backend(
-            # Nothing can be cached at the positions that are left out.
-            replace(model.program, dimensions=replace(dimensions, context_length=num_positions)),
+            program,
             num_blocks=blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=config.max_num_seqs,
@@ -147,7 +152,7 @@ def build_engine(
         num_threads=num_threads,
         build=build_digest(backend.unit),
         weights_digest=model.weights_digest,
-        numeric_class=numeric_class(backend.rope_digest),
+        numeric_class=numeric_class(backend.rope_digest, config.activations),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_blocks=blocks,

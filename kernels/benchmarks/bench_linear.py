@@ -1,7 +1,7 @@
 """Times of steps of SmolLM2-135M's shape with random weights: by unit and by rows.
 
 Run: python kernels/benchmarks/bench_linear.py [--units vnni,avx2] [--rows 1,2,4] [--threads 2]
-     [--context 100] [--seconds 1.0] [--json]
+     [--activations 12,8] [--context 100] [--seconds 1.0] [--json]
 
 Each cell is one whole step (all layers, head and argmax). Units and row counts are interleaved,
 so that a change of the machine's speed meets all of them; the median and the best of each cell are
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -133,6 +134,7 @@ def main() -> None:
     fast = [unit for unit in available_units() if unit not in ("scalar", "reference")]
     parser.add_argument("--units", default=",".join(fast or ["scalar"]))
     parser.add_argument("--rows", default=",".join(map(str, (*range(1, 17), 128, 512))))
+    parser.add_argument("--activations", default="12", help="bits: 12, 8 or both (12,8)")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as usable CPUs")
     parser.add_argument("--context", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=1.0, help="of work for each cell")
@@ -143,8 +145,8 @@ def main() -> None:
     steps = {r: step_of(r, args.context) for r in rows}
     program = smollm2_program()
     backends = {
-        unit: create_backend(
-            program,
+        unit if bits == "12" else f"{unit}-a{bits}": create_backend(
+            replace(program, activation_bits=int(bits)),
             num_blocks=max(int(s.block_tables.max()) for s in steps.values()) + 1,
             max_num_seqs=MOST_DECODE_ROWS,
             max_num_batched_tokens=max(rows),
@@ -152,6 +154,7 @@ def main() -> None:
             num_threads=args.threads,
         )
         for unit in args.units.split(",")
+        for bits in args.activations.split(",")
     }
     cells = [
         {

@@ -33,6 +33,7 @@ class Engine:
         max_tokens: int,
         num_threads: int,
         unit: str,
+        activation_bits: int = 12,
     ) -> None: ...
     def add_buffer(self, width: int, block: int, half_sums: bool) -> int: ...
     def add_quantized(
@@ -71,6 +72,7 @@ class LinearLayer:
         bits: int,
         group_size: int,
         activation_block: int,
+        activation_bits: int = 12,
     ) -> LinearLayer: ...
     @staticmethod
     def dense(unit: str, values: npt.NDArray[np.uint16], bfloat: bool) -> LinearLayer: ...

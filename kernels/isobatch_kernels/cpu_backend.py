@@ -94,6 +94,7 @@ class CpuBackend:
             max_tokens=limits.max_num_batched_tokens,
             num_threads=limits.num_threads,
             unit=unit,
+            activation_bits=program.activation_bits,
         )
         _Builder(self._engine, program).build()
         self._paths = PathCounter(program, unit)

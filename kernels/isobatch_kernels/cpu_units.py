@@ -41,7 +41,7 @@ def available_units() -> tuple[str, ...]:
     return tuple(unit for unit in UNITS if _cpu.unit_available(unit))
 
 
-def choose_unit(unit: str = "auto") -> str:
+def choose_unit(unit: str = "auto", activation_bits: int = 12) -> str:
     """The unit to use: the one named, or the fastest that passes the self-test.
 
     The environment's ISOBATCH_CPU_UNIT stands in for "auto".
@@ -63,7 +63,7 @@ def choose_unit(unit: str = "auto") -> str:
     for candidate in FAST_UNITS:
         if candidate not in available:
             continue
-        difference = self_test.first_difference(candidate)
+        difference = self_test.first_difference(candidate, activation_bits)
         if difference is None:
             return candidate
         _log.warning(

@@ -62,6 +62,11 @@ def device_is_available(device: str) -> bool:
 
 
 def _device_backend(device: str, program: Program, sizes: _Sizes) -> Backend:
+    if program.activation_bits != 12:
+        raise ValueError(
+            f"[dispatch] activations of {program.activation_bits} bits need backend cpu, "
+            f"got {device}"
+        )
     # Imported late: most machines have neither the device nor a reason to load its code.
     limits = (
         sizes.num_blocks,
@@ -92,7 +97,7 @@ def _cpu_backend(program: Program, sizes: _Sizes, unit: str, num_threads: int) -
         sizes.max_num_batched_tokens,
         num_threads,
     )
-    return CpuBackend(program, limits, unit=choose_unit(unit))
+    return CpuBackend(program, limits, unit=choose_unit(unit, program.activation_bits))
 
 
 _NEEDS = {

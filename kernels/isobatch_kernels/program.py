@@ -222,3 +222,5 @@ class Program:
     buffers: tuple[Buffer, ...]
     ops: tuple[Op, ...]
     names: tuple[str, ...] = field(default=())  # one label per op for messages; empty or len(ops)
+    # 12, or 8 for the faster and coarser class (numerics.md section 7).
+    activation_bits: int = 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,12 @@ def random_rows(rng: np.random.Generator, rows: int, width: int) -> Float32:
     return x
 
 
-def first_difference(unit: str) -> str | None:
+def first_difference(unit: str, activation_bits: int = 12) -> str | None:
     """Runs a unit against the reference.
 
     Args:
         unit: a unit that this machine has.
+        activation_bits: 12 or 8.
 
     Returns:
         None where every bit is equal, else where the first difference is.
@@ -90,16 +92,29 @@ def first_difference(unit: str) -> str | None:
         for outputs in _OUTPUTS:
             half = bool(rng.integers(2))
             weight = random_weight(rng, outputs, inputs, bits, group_size, half=half)
-            if not _layers_agree(rng, unit, weight, block):
+            if not _layers_agree(rng, unit, weight, block, activation_bits):
                 return f"linear, {bits} bits, groups of {group_size}, {inputs} to {outputs}"
-    is_equal = programs_agree(rng, lambda program, limits: CpuBackend(program, limits, unit=unit))
+    is_equal = programs_agree(
+        rng,
+        lambda program, limits: CpuBackend(program, limits, unit=unit),
+        activation_bits=activation_bits,
+    )
     return None if is_equal else "a whole program"
 
 
-def _layers_agree(rng: np.random.Generator, unit: str, weight: QuantizedWeight, block: int) -> bool:
+def _layers_agree(
+    rng: np.random.Generator, unit: str, weight: QuantizedWeight, block: int, activation_bits: int
+) -> bool:
     layers = [
         _cpu.LinearLayer.quantized(
-            name, weight.packed, weight.scales, weight.biases, weight.bits, weight.group_size, block
+            name,
+            weight.packed,
+            weight.scales,
+            weight.biases,
+            weight.bits,
+            weight.group_size,
+            block,
+            activation_bits,
         )
         for name in (unit, "reference")
     ]
@@ -125,14 +140,20 @@ def _same_bits(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def programs_agree(rng: np.random.Generator, make: Callable[[Program, CpuLimits], Backend]) -> bool:
+def programs_agree(
+    rng: np.random.Generator,
+    make: Callable[[Program, CpuLimits], Backend],
+    *,
+    activation_bits: int = 12,
+) -> bool:
     """A two-layer model with odd sizes: a prefill of two rows, then one decode step.
 
     Args:
         rng: draws the model and its steps.
         make: makes the backend that is compared with the CPU's reference.
+        activation_bits: of both.
     """
-    program = tiny_program(rng)
+    program = replace(tiny_program(rng), activation_bits=activation_bits)
     limits = CpuLimits(40, 16, 4, 600, num_threads=1)
     backends = make(program, limits), CpuBackend(program, limits, unit="reference")
     for step in _steps(rng):

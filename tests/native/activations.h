@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "contract.h"
 #include "views.h"
 
 namespace isobatch::testing {
@@ -14,12 +15,13 @@ struct Activations {
   std::vector<uint32_t> non_finite;
 
   // Everything holds garbage but `non_finite`.
-  Activations(int K, int A, int M, int P, ActFormat format, bool half_sums) : non_finite(M, 0) {
+  Activations(int K, int A, int M, int P, ActFormat format, bool half_sums, int limit = kActivationMax) : non_finite(M, 0) {
     view.K = K;
     view.A = A;
     view.NB = (K + A - 1) / A;
     view.M = M;
     view.P = P;
+    view.limit = limit;
     view.format = format;
     view.half_sums = half_sums;
     view.op_index = 6;
@@ -56,6 +58,9 @@ struct Activations {
           const int high = plain[k] >= 0 ? plain[k] / 16 : -((15 - plain[k]) / 16);
           block[k] = (uint8_t)high;
           block[A + k] = (uint8_t)(plain[k] - 16 * high);
+        } else if (view.format == ActFormat::kBytes) {
+          block[k] = (uint8_t)plain[k];
+          block[A + k] = 0xab;  // nobody's
         }
       }
     }

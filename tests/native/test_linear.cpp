@@ -39,7 +39,7 @@ void in_parts(Random& random, int tiles, Run&& run) {
 }
 
 struct Shape {
-  int bits, group, A;
+  int bits, group, A, limit;
 };
 
 void quantized_case(Random& random, ThreadPool& pool, const LinearOps* ops, bool flush, const Shape& shape) {
@@ -51,7 +51,8 @@ void quantized_case(Random& random, ThreadPool& pool, const LinearOps* ops, bool
   const auto plain = pack_quantized({matrix.source}, b, true, arena, pool);
   const auto packed = pack_quantized({matrix.source}, b, false, arena, pool);
   const int P = panel_rows(M);
-  Activations natural(K, shape.A, M, P, ActFormat::kInt16, b < shape.A), other(K, shape.A, M, P, ops->format, b < shape.A);
+  Activations natural(K, shape.A, M, P, ActFormat::kInt16, b < shape.A, shape.limit),
+      other(K, shape.A, M, P, ops->format_of(shape.limit), b < shape.A, shape.limit);
   for (int m = 0; m < M; m++) {
     const std::vector<float> x = random_row(random, K);
     reference_row_ops()->quantize(x.data(), natural.view, m);
@@ -65,10 +66,10 @@ void quantized_case(Random& random, ThreadPool& pool, const LinearOps* ops, bool
   out.y = y.data();
   ScopedFloatMode mode(flush);
   in_parts(random, packed->view.tiles,
-           [&](int begin, int end) { ops->quantized(packed->view, other.view, out, begin, end); });
+           [&](int begin, int end) { ops->quantized_of(shape.limit)(packed->view, other.view, out, begin, end); });
   expect(same_bits(expected.y, y), std::string(ops->name) + (flush ? " flushed " : " ") + std::to_string(shape.bits) +
                                        " bits in groups of " + std::to_string(shape.group) + " with blocks of " +
-                                       std::to_string(shape.A) + ", " + std::to_string(K) + " to " + std::to_string(N) +
+                                       std::to_string(shape.A) + " up to " + std::to_string(shape.limit) + ", " + std::to_string(K) + " to " + std::to_string(N) +
                                        ", rows " + std::to_string(M));
   std::vector<float> row(K), expected_row(K);
   const int id = random.below(N);
@@ -115,7 +116,9 @@ void test_linear() {
             // Blocks of 64 are for groups that are multiples of 64.
             if (A == 64 && group < 64) continue;
             if (group == 16 && bits % 2 != 0) continue;  // rows fill whole words
-            for (int i = 0; i < 3; i++) quantized_case(random, pool, ops, flush, {bits, group, A});
+            for (int i = 0; i < 4; i++) {
+              quantized_case(random, pool, ops, flush, {bits, group, A, i % 2 ? kShortActivationMax : kActivationMax});
+            }
           }
         }
       }

@@ -9,7 +9,7 @@ namespace isobatch::testing {
 namespace {
 
 constexpr int kWidths[] = {1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 160, 255, 256, 257, 300, 576, 1100};
-constexpr ActFormat kFormats[] = {ActFormat::kInt16, ActFormat::kInt16Shuffled, ActFormat::kHalves};
+constexpr ActFormat kFormats[] = {ActFormat::kInt16, ActFormat::kInt16Shuffled, ActFormat::kHalves, ActFormat::kBytes};
 
 std::string describe(const RowOps* ops, bool flush, const char* op, int a, int b) {
   return std::string(ops->name) + (flush ? " flushed " : " ") + op + " " + std::to_string(a) + " " + std::to_string(b);
@@ -32,14 +32,15 @@ void quantize_case(Random& random, const RowOps* ops, bool flush, int width, int
   RowInputs in{random_row(random, width), random_values(random, width, 2), random_row(random, width), random_row(random, width)};
   const bool spoiled = way == 0 && random.once_in(5);
   if (spoiled) spoil(random, in.x);
-  Activations expected(width, A, M, P, format, half_sums), got(width, A, M, P, format, half_sums);
+  const int limit = format == ActFormat::kBytes || random.once_in(3) ? kShortActivationMax : kActivationMax;
+  Activations expected(width, A, M, P, format, half_sums, limit), got(width, A, M, P, format, half_sums, limit);
   quantize_row(reference_row_ops(), way, in, expected.view, m);
   expected.encode_row(m);
   {
     ScopedFloatMode mode(flush);
     quantize_row(ops, way, in, got.view, m);
   }
-  const std::string what = describe(ops, flush, "quantize", width, (int)format);
+  const std::string what = describe(ops, flush, "quantize", width, (int)format) + " up to " + std::to_string(limit);
   if (expected.non_finite[m] != 0) {
     expect(got.non_finite == expected.non_finite, what + " of a row that is not finite");
   } else {

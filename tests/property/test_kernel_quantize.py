@@ -33,13 +33,14 @@ buffers = st.fixed_dictionaries(
         "panel": st.sampled_from([1, 2, 4, 8, 16]),
         "rows": st.integers(1, 20),
         "layout": st.sampled_from(FORMATS),
+        "activation_bits": st.sampled_from([12, 8]),
     }
 )
 
 
 def check_row(buffer: ActivationBuffer, row: int, values: Floats) -> None:
     """The row holds the reference's quantisation of `values`, and nothing else is touched."""
-    q, d, finite = reference_quantize(values, buffer.block)
+    q, d, finite = reference_quantize(values, buffer.block, buffer.activation_bits)
     assert np.array_equal(buffer.integers(row), q)
     at = buffer.indexes(row)
     blocks = q.reshape(-1, buffer.block)

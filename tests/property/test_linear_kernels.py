@@ -63,9 +63,14 @@ def forward(layer: Any, x: Any, outputs: int, **options: Any) -> tuple[Any, Any]
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@given(case=layers(), seed=st.integers(0, 2**32), repeats=st.booleans())
+@given(
+    case=layers(),
+    seed=st.integers(0, 2**32),
+    repeats=st.booleans(),
+    activation_bits=st.sampled_from([12, 8]),
+)
 def test_a_layer_equals_the_reference(
-    unit: str, case: tuple[Any, int, int], seed: int, repeats: bool
+    unit: str, case: tuple[Any, int, int], seed: int, repeats: bool, activation_bits: int
 ) -> None:
     """Any bits, groups, rows, magnitudes; garbage in other rows; subnormals kept or flushed."""
     weight, block, rows = case
@@ -80,7 +85,14 @@ def test_a_layer_equals_the_reference(
     residual = rng.standard_normal((rows, n)).astype(np.float32) if rng.random() < 0.5 else None
     fast, plain = (
         native.LinearLayer.quantized(
-            name, weight.packed, weight.scales, weight.biases, weight.bits, weight.group_size, block
+            name,
+            weight.packed,
+            weight.scales,
+            weight.biases,
+            weight.bits,
+            weight.group_size,
+            block,
+            activation_bits,
         )
         for name in (unit, "reference")
     )

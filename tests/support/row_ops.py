@@ -25,8 +25,8 @@ TABLES: list[Any] = [
     native.RowOps(name, flush) for name in native.row_ops_names() for flush in (False, True)
 ]
 
-INT16, INT16_SHUFFLED, HALVES = 0, 1, 2
-FORMATS = (INT16, INT16_SHUFFLED, HALVES)
+INT16, INT16_SHUFFLED, HALVES, BYTES = 0, 1, 2, 3
+FORMATS = (INT16, INT16_SHUFFLED, HALVES, BYTES)
 BLOCK_SIZE = 16
 NAN_F16 = 0x7E00
 
@@ -52,9 +52,12 @@ class ActivationBuffer:
     layout: int
     half_sums: bool
     op_index: int = 6
+    activation_bits: int = 12
 
     def __post_init__(self) -> None:
         """Allocates whole panels."""
+        if self.layout == BYTES:
+            self.activation_bits = 8
         self.num_blocks = -(-self.width // self.block)
         total = -(-self.rows // self.panel) * self.panel * self.num_blocks
         self.q = np.full((total, 2 * self.block), 0xA5, np.uint8)
@@ -75,6 +78,7 @@ class ActivationBuffer:
             self.s_low,
             self.s_high,
             self.non_finite,
+            self.activation_bits,
         )
 
     def indexes(self, row: int) -> npt.NDArray[np.int64]:
@@ -83,13 +87,15 @@ class ActivationBuffer:
         return (row // self.panel * self.num_blocks + blocks) * self.panel + row % self.panel
 
     def integers(self, row: int) -> npt.NDArray[np.int32]:
-        """The 12-bit integers of a row, those past `width` included."""
+        """The integers of a row, those past `width` included."""
         stored = np.ascontiguousarray(self.q[self.indexes(row)])
         if self.layout == HALVES:
             high = stored[:, : self.block].view(np.int8).astype(np.int32)
             low = stored[:, self.block :].astype(np.int32)
             assert low.max(initial=0) <= 15
             return (16 * high + low).reshape(-1)
+        if self.layout == BYTES:
+            return stored[:, : self.block].view(np.int8).astype(np.int32).reshape(-1)
         words = stored.view(np.int16).astype(np.int32)
         if self.layout == INT16_SHUFFLED:
             eights = words.reshape(-1, 8)
@@ -98,11 +104,13 @@ class ActivationBuffer:
         return words.reshape(-1)
 
 
-def reference_quantize(x: Floats, block: int) -> tuple[npt.NDArray[np.int32], Floats, bool]:
+def reference_quantize(
+    x: Floats, block: int, activation_bits: int = 12
+) -> tuple[npt.NDArray[np.int32], Floats, bool]:
     """Integers padded to whole blocks, scales, and whether the row is finite."""
     num_blocks = -(-x.size // block)
     q, d = np.zeros(x.size, np.int16), np.zeros(num_blocks, np.float32)
-    finite = bool(reference.quantize(x, block, q, d))
+    finite = bool(reference.quantize(x, block, q, d, activation_bits))
     padded = np.zeros(num_blocks * block, np.int32)
     padded[: x.size] = q
     return padded, d, finite

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "contract.h"
 #include "weights.h"
 
 namespace isobatch {
@@ -35,6 +36,12 @@ inline QuantizedSource quantized_source(const In<uint32_t, 2>& packed, const Any
   }
   if (biases) s.biases = biases->data();
   return s;
+}
+
+// The largest block integer of activations of 12 or 8 bits.
+inline int activation_limit(int bits) {
+  if (bits != 12 && bits != 8) throw std::invalid_argument("[activations] bits must be 12 or 8, got " + std::to_string(bits));
+  return bits == 8 ? kShortActivationMax : kActivationMax;
 }
 
 void bind_engine(nb::module_& module);

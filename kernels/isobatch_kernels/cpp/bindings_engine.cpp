@@ -133,16 +133,18 @@ void bind_engine(nb::module_& module) {
       .def("__init__",
            [](Engine* self, In<float, 1> rope_table, int hidden_size, int num_layers, int num_heads, int num_kv_heads,
               int head_dim, int vocab_size, int context_length, float attention_scale, int rotary_dim, bool rope_interleaved,
-              int num_blocks, int block_size, int max_rows, int max_tokens, int num_threads, std::string unit) {
+              int num_blocks, int block_size, int max_rows, int max_tokens, int num_threads, std::string unit,
+              int activation_bits) {
              const EngineConfig config{hidden_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size, context_length,
                                        attention_scale, rotary_dim, rope_interleaved, num_blocks, block_size, max_rows,
-                                       max_tokens, num_threads, std::move(unit)};
+                                       max_tokens, num_threads, std::move(unit), activation_limit(activation_bits)};
              new (self) Engine(config, std::vector<float>(rope_table.data(), rope_table.data() + rope_table.size()));
            },
            nb::arg("rope_table"), nb::kw_only(), nb::arg("hidden_size"), nb::arg("num_layers"), nb::arg("num_heads"),
            nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("vocab_size"), nb::arg("context_length"),
            nb::arg("attention_scale"), nb::arg("rotary_dim"), nb::arg("rope_interleaved"), nb::arg("num_blocks"),
-           nb::arg("block_size"), nb::arg("max_rows"), nb::arg("max_tokens"), nb::arg("num_threads"), nb::arg("unit"))
+           nb::arg("block_size"), nb::arg("max_rows"), nb::arg("max_tokens"), nb::arg("num_threads"), nb::arg("unit"),
+           nb::arg("activation_bits") = 12)
       .def("add_buffer", &Engine::add_buffer, nb::arg("width"), nb::arg("block"), nb::arg("half_sums"))
       .def("add_quantized", &add_quantized, nb::arg("matrices"), nb::arg("bits"), nb::arg("group_size"), nb::arg("sub_block"))
       .def("add_dense", &add_dense, nb::arg("matrices"), nb::arg("bfloat"))

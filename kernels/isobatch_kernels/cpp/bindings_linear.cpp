@@ -16,7 +16,8 @@ namespace {
 // One layer with its own activation buffers, on one thread.
 class LinearLayer {
  public:
-  LinearLayer(const std::string& unit, int activation_block) : unit_(find_unit(unit)), block_(activation_block), pool_(1) {
+  LinearLayer(const std::string& unit, int activation_block, int limit)
+      : unit_(find_unit(unit)), block_(activation_block), limit_(limit), pool_(1) {
     if (!unit_.available()) throw std::invalid_argument("[linear] unit must be one that this processor and build have, got " + unit);
   }
 
@@ -45,12 +46,13 @@ class LinearLayer {
     activations_.half_sums = w.b < block_;
     activations_.ensure(M);
     std::vector<uint32_t> flags(M, 0);
-    ActView v{w.K, block_, (w.K + block_ - 1) / block_, M, panel_rows(M), unit_.linears->format, activations_.half_sums,
+    ActView v{w.K, block_, (w.K + block_ - 1) / block_, M, panel_rows(M), limit_, unit_.linears->format_of(limit_),
+              activations_.half_sums,
               activations_.values.as<uint8_t>(), activations_.d.as<float>(), activations_.s.as<float>(),
               activations_.s_low.as<float>(), activations_.s_high.as<float>(), flags.data(), 0};
     for (int m = 0; m < M; m++) unit_.rows->quantize(x + (size_t)m * w.K, v, m);
     for (int m = 0; m < M; m++) finite[m] = flags[m] == 0;
-    unit_.linears->quantized(w, v, out, 0, w.tiles);
+    unit_.linears->quantized_of(limit_)(w, v, out, 0, w.tiles);
   }
 
   void embed(int id, float* x) const {
@@ -60,7 +62,7 @@ class LinearLayer {
 
  private:
   Unit unit_;
-  int block_;
+  int block_, limit_;
   ThreadPool pool_;
   Arena arena_;
   std::unique_ptr<QuantizedWeight> quantized_;
@@ -78,17 +80,17 @@ void bind_linear(nb::module_& module) {
   nb::class_<LinearLayer>(module, "LinearLayer", "One linear layer on one thread: quantises its rows, then multiplies.")
       .def_static("quantized",
            [](const std::string& unit, In<uint32_t, 2> packed, AnyMatrix scales, std::optional<AnyMatrix> biases, int bits,
-              int group_size, int activation_block) {
+              int group_size, int activation_block, int activation_bits) {
              check_shape(activation_block == 32 || activation_block == 64, "activation_block must be 32 or 64");
-             auto layer = std::make_unique<LinearLayer>(unit, activation_block);
+             auto layer = std::make_unique<LinearLayer>(unit, activation_block, activation_limit(activation_bits));
              layer->set_quantized(quantized_source(packed, scales, biases, bits, group_size));
              return layer.release();
            },
            nb::rv_policy::take_ownership, nb::arg("unit"), nb::arg("packed"), nb::arg("scales"), nb::arg("biases").none(),
-           nb::arg("bits"), nb::arg("group_size"), nb::arg("activation_block"))
+           nb::arg("bits"), nb::arg("group_size"), nb::arg("activation_block"), nb::arg("activation_bits") = 12)
       .def_static("dense",
            [](const std::string& unit, In<uint16_t, 2> values, bool bfloat) {
-             auto layer = std::make_unique<LinearLayer>(unit, 32);
+             auto layer = std::make_unique<LinearLayer>(unit, 32, kActivationMax);
              layer->set_dense({(int)values.shape(0), (int)values.shape(1), bfloat, values.data()});
              return layer.release();
            },

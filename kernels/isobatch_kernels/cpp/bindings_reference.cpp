@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings.h"
 #include "contract.h"
 #include "cpu_features.h"
 #include "reference.h"
@@ -52,7 +53,7 @@ std::vector<std::string> row_ops_names() {
 
 // Buffers of views.h's ActView, kept by numpy arrays.
 struct Activations {
-  int width, block, panel;
+  int width, block, panel, limit;
   ActFormat format;
   bool half_sums;
   uint32_t op_index;
@@ -68,7 +69,7 @@ struct Activations {
     require(q.size() == total * 2 * block && d.size() == total && s.size() == total && s_low.size() == total &&
                 s_high.size() == total,
             "[activations] q, d, s, s_low and s_high must cover whole panels");
-    return {width,    block,        blocks,       rows,           panel,    format, half_sums, q.data(), d.data(),
+    return {width,    block,        blocks,       rows,           panel,    limit, format, half_sums, q.data(), d.data(),
             s.data(), s_low.data(), s_high.data(), non_finite.data(), op_index};
   }
 };
@@ -234,10 +235,10 @@ void apply(Floats x, Floats y) {
 }
 
 void bind_reference_functions(nb::module_& m) {
-  m.def("quantize", [](Floats x, int block, Array<int16_t> q, Floats d) {
+  m.def("quantize", [](Floats x, int block, Array<int16_t> q, Floats d, int activation_bits) {
     require(q.size() == x.size() && d.size() == (x.size() + block - 1) / block, "[quantize] q must be (K), d (blocks)");
-    return reference::quantize(x.data(), (int)x.size(), block, q.data(), d.data());
-  });
+    return reference::quantize(x.data(), (int)x.size(), block, activation_limit(activation_bits), q.data(), d.data());
+  }, "x"_a, "block"_a, "q"_a, "d"_a, "activation_bits"_a = 12);
   m.def("linear", [](Array<int16_t> wq, Floats scales, Floats biases, int block, Array<int16_t> q, Floats d,
                      std::optional<Floats> bias, std::optional<Floats> residual, Floats y) {
     reference::linear(reference_weights(wq, scales, biases), block, q.data(), d.data(), data_or_null(bias), data_or_null(residual),
@@ -309,9 +310,11 @@ void bind_reference(nb::module_& m) {
 
   nb::class_<Activations>(m, "Activations")
       .def("__init__", [](Activations* self, int width, int block, int panel, int format, bool half_sums, uint32_t op_index,
-                          Array<uint8_t> q, Floats d, Floats s, Floats s_low, Floats s_high, Array<uint32_t> non_finite) {
-        new (self) Activations{width, block, panel, (ActFormat)format, half_sums, op_index, q, d, s, s_low, s_high, non_finite};
-      });
+                          Array<uint8_t> q, Floats d, Floats s, Floats s_low, Floats s_high, Array<uint32_t> non_finite,
+                          int activation_bits) {
+        new (self) Activations{width, block, panel, activation_limit(activation_bits), (ActFormat)format, half_sums, op_index, q, d, s, s_low, s_high, non_finite};
+      }, "width"_a, "block"_a, "panel"_a, "format"_a, "half_sums"_a, "op_index"_a, "q"_a, "d"_a, "s"_a, "s_low"_a,
+           "s_high"_a, "non_finite"_a, "activation_bits"_a = 12);
   nb::class_<Cache>(m, "Cache").def("__init__", [](Cache* self, Array<uint16_t> keys, Array<uint16_t> values, int num_kv_heads,
                                                    int head_dim, int block_size) {
     new (self) Cache{keys, values, num_kv_heads, head_dim, block_size};

@@ -8,7 +8,7 @@
 namespace isobatch {
 
 constexpr int kActivationMax = 2047;              // 12-bit block integers
-constexpr float kInverseActivationMax = 1.0f / 2047.0f;
+constexpr int kShortActivationMax = 127;          // 8-bit ones, a numeric class of their own
 constexpr uint32_t kBlockFloorBits = 0x2B800000u;     // 2^-40
 constexpr uint32_t kNonFiniteBits = 0x6F800000u;      // 2^96
 constexpr float kScaleFloor = 0x1p-24f;
@@ -35,6 +35,8 @@ static inline uint32_t float_bits(float x) { uint32_t u; std::memcpy(&u, &x, 4);
 static inline float bits_float(uint32_t u) { float x; std::memcpy(&x, &u, 4); return x; }
 static inline uint32_t magnitude_bits(float x) { return float_bits(x) & 0x7fffffffu; }
 static inline float flush_below(float x, float floor) { return std::fabs(x) < floor ? 0.0f : x; }
+// fl(1/limit) for the two limits of block integers.
+static inline float inverse_limit(int limit) { return limit == kShortActivationMax ? 1.0f / 127.0f : 1.0f / 2047.0f; }
 
 static inline float x1_recip(float a) {
   float y = bits_float(kRecipSeed - float_bits(a));

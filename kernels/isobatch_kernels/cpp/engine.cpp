@@ -156,7 +156,8 @@ ActView Engine::view(int buffer, int op_index) const {
   v.NB = (b.width + b.block - 1) / b.block;
   v.M = rows_of(b.wanted_only);
   v.P = panel_rows(v.M);
-  v.format = unit_.linears->format;
+  v.limit = config_.activation_limit;
+  v.format = unit_.linears->format_of(v.limit);
   v.half_sums = b.half_sums;
   v.q = b.values.as<uint8_t>();
   v.d = b.d.as<float>();

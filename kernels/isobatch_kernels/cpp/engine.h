@@ -30,6 +30,7 @@ struct EngineConfig {
   bool rope_interleaved;
   int num_blocks, block_size, max_rows, max_tokens, num_threads;
   std::string unit;
+  int activation_limit = kActivationMax;  // the largest block integer
 };
 
 enum class OpKind { kNothing, kEmbed, kNormQuantize, kQuantize, kLinear, kRopeWriteKV, kPagedAttention, kGateQuantize, kRowStatistics };

@@ -106,7 +106,7 @@ void Engine::linear(int index, WorkCounter& prepare, WorkCounter& work) {
     for (int weight : op.weights) {
       const PackedView& w = weights_[weight].quantized->view;
       const int low = std::max(begin - first, 0), high = std::min(end - first, w.tiles);
-      if (low < high) unit_.linears->quantized(w, x, part, low, high);
+      if (low < high) unit_.linears->quantized_of(x.limit)(w, x, part, low, high);
       first += w.tiles;
       part.y += w.N;
       if (part.bias) part.bias += w.N;

@@ -1,5 +1,6 @@
 // Linear layers: repacked weights and one kernel table per instruction set. All tables give the same bits.
 #pragma once
+#include "contract.h"
 #include "row_ops.h"
 #include "views.h"
 
@@ -59,14 +60,20 @@ struct LinearOutput {
   bool plus_zero;
 };
 
+// All rows of x for the outputs of tiles [tile_begin, tile_end).
+using QuantizedFn = void (*)(const PackedView& w, const ActView& x, const LinearOutput& out, int tile_begin, int tile_end);
+
 struct LinearOps {
   const char* name;
-  ActFormat format;  // of the activations it reads
-  // All rows of x for the outputs of tiles [tile_begin, tile_end).
-  void (*quantized)(const PackedView& w, const ActView& x, const LinearOutput& out, int tile_begin, int tile_end);
+  // Of activations of 12 and of 8 bits: the format that is read, and the kernel.
+  ActFormat format, short_format;
+  QuantizedFn quantized, short_quantized;
   // x: (M, K) rows prepared by prepare_dense_row, whose powers are in `powers`.
   void (*dense)(const DenseView& w, const float* x, const float* powers, int M, const LinearOutput& out, int tile_begin,
                 int tile_end);
+
+  ActFormat format_of(int limit) const { return limit == kShortActivationMax ? short_format : format; }
+  QuantizedFn quantized_of(int limit) const { return limit == kShortActivationMax ? short_quantized : quantized; }
 };
 
 // Scales a row by a power of two, rounds it to the weight's type and floors it. Writes the power that undoes the scaling.
@@ -80,6 +87,7 @@ const LinearOps* scalar_linear_ops();
 // Null where not compiled in.
 const LinearOps* avx2_linear_ops();
 const LinearOps* avx512_linear_ops();
+QuantizedFn avx512_short_quantized();
 const LinearOps* neon_linear_ops();
 const LinearOps* neon_dotprod_linear_ops();
 

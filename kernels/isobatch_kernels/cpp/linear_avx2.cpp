@@ -150,7 +150,7 @@ void quantized(const PackedView& w, const ActView& x, const LinearOutput& out, i
 }  // namespace
 
 const LinearOps* avx2_linear_ops() {
-  static const LinearOps ops{"avx2", ActFormat::kInt16Shuffled, quantized, dense_tiles};
+  static const LinearOps ops{"avx2", ActFormat::kInt16Shuffled, ActFormat::kInt16Shuffled, quantized, quantized, dense_tiles};
   return &ops;
 }
 

@@ -43,7 +43,7 @@ struct SubBlock {
 }  // namespace
 
 const LinearOps* neon_linear_ops() {
-  static const LinearOps ops{"neon", ActFormat::kInt16, quantized<SubBlock>, dense_tiles};
+  static const LinearOps ops{"neon", ActFormat::kInt16, ActFormat::kInt16, quantized<SubBlock>, quantized<SubBlock>, dense_tiles};
   return &ops;
 }
 

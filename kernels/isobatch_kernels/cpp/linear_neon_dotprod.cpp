@@ -43,7 +43,7 @@ struct SubBlock {
 }  // namespace
 
 const LinearOps* neon_dotprod_linear_ops() {
-  static const LinearOps ops{"neon-dotprod", ActFormat::kHalves, quantized<SubBlock>, dense_tiles};
+  static const LinearOps ops{"neon-dotprod", ActFormat::kHalves, ActFormat::kHalves, quantized<SubBlock>, quantized<SubBlock>, dense_tiles};
   return &ops;
 }
 

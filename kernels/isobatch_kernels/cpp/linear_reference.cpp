@@ -45,7 +45,7 @@ void dense(const DenseView& w, const float* x, const float*, int M, const Linear
 }  // namespace
 
 const LinearOps* reference_linear_ops() {
-  static const LinearOps ops{"reference", ActFormat::kInt16, quantized, dense};
+  static const LinearOps ops{"reference", ActFormat::kInt16, ActFormat::kInt16, quantized, quantized, dense};
   return &ops;
 }
 

@@ -104,7 +104,7 @@ void quantized(const PackedView& w, const ActView& x, const LinearOutput& out, i
 }  // namespace
 
 const LinearOps* scalar_linear_ops() {
-  static const LinearOps ops{"scalar", ActFormat::kInt16, quantized, dense_tiles};
+  static const LinearOps ops{"scalar", ActFormat::kInt16, ActFormat::kInt16, quantized, quantized, dense_tiles};
   return &ops;
 }
 

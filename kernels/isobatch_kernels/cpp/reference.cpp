@@ -27,7 +27,8 @@ float sum256(const float* v, int n) {
 }
 
 // Section 2.
-bool quantize(const float* x, int K, int A, int16_t* q, float* d) {
+bool quantize(const float* x, int K, int A, int limit, int16_t* q, float* d) {
+  const float largest = (float)limit;
   bool finite = true;
   for (int start = 0, g = 0; start < K; start += A, g++) {
     const int n = K - start < A ? K - start : A;
@@ -38,11 +39,11 @@ bool quantize(const float* x, int K, int A, int16_t* q, float* d) {
       for (int k = start; k < start + n; k++) q[k] = 0;
       continue;
     }
-    const float inverse = 2047.0f * x1_recip(bits_float(a));
-    d[g] = bits_float(a) * kInverseActivationMax;
+    const float inverse = largest * x1_recip(bits_float(a));
+    d[g] = bits_float(a) * inverse_limit(limit);
     for (int k = start; k < start + n; k++) {
       const float v = std::rint(x[k] * inverse);
-      q[k] = (int16_t)(v < -2047.0f ? -2047.0f : v > 2047.0f ? 2047.0f : v);
+      q[k] = (int16_t)(v < -largest ? -largest : v > largest ? largest : v);
     }
   }
   return finite;

@@ -6,8 +6,8 @@
 
 namespace isobatch::reference {
 
-// Activations of one row: q (K), d (ceil(K/A)); false when the row is non-finite.
-bool quantize(const float* x, int K, int A, int16_t* q, float* d);
+// Activations of one row: q (K), d (ceil(K/A)); false when the row is non-finite. `limit` is the largest integer.
+bool quantize(const float* x, int K, int A, int limit, int16_t* q, float* d);
 
 // Plain weights: q (N, K) as the contract's integers (8-bit already re-centred), scales and biases (N, K/G), floors applied.
 struct Weights {

@@ -25,7 +25,7 @@ bool finite(const float* x, int n) {
 void quantize(const float* x, const ActView& out, int m) {
   std::vector<int16_t> q((size_t)out.NB * out.A, 0);
   std::vector<float> d(out.NB);
-  if (!reference::quantize(x, out.K, out.A, q.data(), d.data()) && out.non_finite[m] == 0) out.non_finite[m] = out.op_index + 1;
+  if (!reference::quantize(x, out.K, out.A, out.limit, q.data(), d.data()) && out.non_finite[m] == 0) out.non_finite[m] = out.op_index + 1;
   for (int g = 0; g < out.NB; g++) {
     const size_t at = out.block_index(m, g);
     const int16_t* block = &q[(size_t)g * out.A];

@@ -50,19 +50,20 @@ NormSource norm_source(const float* x, const float* w, float eps, int K) {
   return {x, w, set(x1_rsqrt(mean))};
 }
 
-// Writes the integers of one block and returns their sum in two parts: elements 0..15 and the rest.
+// Writes the integers of elements [begin, end) of one block and returns their sums by lane.
 template <ActFormat FORMAT>
-inline void write_block(const float* values, int A, float inverse, uint8_t* block, Vi& low, Vi& rest) {
+inline Vi write_block(const float* values, int begin, int end, int A, int limit, float inverse, uint8_t* block) {
   const Vf inv = set(inverse);
-  low = zero_i();
-  rest = zero_i();
-  for (int k = 0; k < A; k += W) {
-    Vi q = clamp(to_int(mul(load(values + k), inv)), -kActivationMax, kActivationMax);
-    if (k < 16) low = add(low, q); else rest = add(rest, q);
+  Vi sums = zero_i();
+  for (int k = begin; k < end; k += W) {
+    const Vi q = clamp(to_int(mul(load(values + k), inv)), -limit, limit);
+    sums = add(sums, q);
     if (FORMAT == ActFormat::kInt16) store_int16(block, k, q);
     else if (FORMAT == ActFormat::kInt16Shuffled) store_int16_shuffled(block, k, q);
-    else store_halves(block, k, A, q);
+    else if (FORMAT == ActFormat::kHalves) store_halves(block, k, A, q);
+    else store_bytes(block, k, q);
   }
+  return sums;
 }
 
 // Works on 16 blocks at a time, so that their reciprocals are one vector computation instead of a chain for each block.
@@ -88,8 +89,8 @@ void quantize_blocks(const Source& source, const ActView& out, int m) {
     }
     for (int b = 0; b < kBatch; b += W) {
       Vf a = load(largest + b);
-      store(inverse + b, mul(set((float)kActivationMax), vector_recip(a)));
-      store(scale + b, mul(a, set(kInverseActivationMax)));
+      store(inverse + b, mul(set((float)out.limit), vector_recip(a)));
+      store(scale + b, mul(a, set(inverse_limit(out.limit))));
     }
     for (int b = 0; b < count; b++) {
       const size_t at = out.block_index(m, first + b);
@@ -99,10 +100,11 @@ void quantize_blocks(const Source& source, const ActView& out, int m) {
       Vi low = zero_i(), rest = zero_i();
       if (bits < kBlockFloorBits || bits >= kNonFiniteBits) {
         finite = finite && bits < kNonFiniteBits;
-        std::memset(block, 0, 2 * (size_t)A);
+        std::memset(block, 0, (FORMAT == ActFormat::kBytes ? 1 : 2) * (size_t)A);
         out.d[at] = 0.0f;
       } else {
-        write_block<FORMAT>(values + b * A, A, inverse[b], block, low, rest);
+        low = write_block<FORMAT>(values + b * A, 0, 16, A, out.limit, inverse[b], block);
+        rest = write_block<FORMAT>(values + b * A, 16, A, A, out.limit, inverse[b], block);
         out.d[at] = scale[b];
       }
       out.s[at] = (float)sum_lanes(add(low, rest));
@@ -121,6 +123,7 @@ void quantize_source(const Source& source, const ActView& out, int m) {
     case ActFormat::kInt16: quantize_blocks<ActFormat::kInt16>(source, out, m); break;
     case ActFormat::kInt16Shuffled: quantize_blocks<ActFormat::kInt16Shuffled>(source, out, m); break;
     case ActFormat::kHalves: quantize_blocks<ActFormat::kHalves>(source, out, m); break;
+    case ActFormat::kBytes: quantize_blocks<ActFormat::kBytes>(source, out, m); break;
   }
 }
 

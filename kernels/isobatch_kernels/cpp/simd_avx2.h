@@ -119,6 +119,10 @@ inline void store_halves(uint8_t* block, int k, int block_elements, Vi a) {
   _mm_storel_epi64((__m128i*)(block + k), _mm_packs_epi16(high, high));
   _mm_storel_epi64((__m128i*)(block + block_elements + k), _mm_packs_epi16(low, low));
 }
+inline void store_bytes(uint8_t* block, int k, Vi a) {
+  const __m128i q = pack_int16(a);
+  _mm_storel_epi64((__m128i*)(block + k), _mm_packs_epi16(q, q));
+}
 
 }  // namespace
 }  // namespace isobatch::ISOBATCH_UNIT

@@ -97,6 +97,7 @@ inline void store_halves(uint8_t* block, int k, int block_elements, Vi a) {
   _mm_storeu_si128((__m128i*)(block + k), _mm512_cvtepi32_epi8(_mm512_srai_epi32(a, 4)));
   _mm_storeu_si128((__m128i*)(block + block_elements + k), _mm512_cvtepi32_epi8(_mm512_and_si512(a, _mm512_set1_epi32(15))));
 }
+inline void store_bytes(uint8_t* block, int k, Vi a) { _mm_storeu_si128((__m128i*)(block + k), _mm512_cvtepi32_epi8(a)); }
 
 }  // namespace
 }  // namespace isobatch::ISOBATCH_UNIT

@@ -99,14 +99,15 @@ inline void store_int16_shuffled(uint8_t* block, int k, Vi a) {
   vst1_lane_s32(at, even, 0);
   vst1_lane_s32(at + 2, odd, 0);
 }
-inline void store_bytes(uint8_t* p, int16x4_t q) {
+inline void store_4_bytes(uint8_t* p, int16x4_t q) {
   vst1_lane_s32(reinterpret_cast<int32_t*>(p), vreinterpret_s32_s8(vmovn_s16(vcombine_s16(q, q))), 0);
 }
 inline void store_halves(uint8_t* block, int k, int block_elements, Vi a) {
   const int16x4_t q = vmovn_s32(a);
-  store_bytes(block + k, vshr_n_s16(q, 4));
-  store_bytes(block + block_elements + k, vand_s16(q, vdup_n_s16(15)));
+  store_4_bytes(block + k, vshr_n_s16(q, 4));
+  store_4_bytes(block + block_elements + k, vand_s16(q, vdup_n_s16(15)));
 }
+inline void store_bytes(uint8_t* block, int k, Vi a) { store_4_bytes(block + k, vmovn_s32(a)); }
 
 }  // namespace
 }  // namespace isobatch::ISOBATCH_UNIT

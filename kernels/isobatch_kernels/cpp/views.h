@@ -5,11 +5,12 @@
 
 namespace isobatch {
 
-// How the 12-bit integers of one activation block (A elements, 2*A bytes) are stored.
+// How the integers of one activation block (A elements, 2*A bytes) are stored.
 enum class ActFormat : int32_t {
   kInt16 = 0,          // A int16 in natural order (scalar, NEON)
   kInt16Shuffled = 1,  // A int16; inside each 8 the order is 0,2,4,6,1,3,5,7 (AVX2: what nibble shifts of words produce)
-  kHalves = 2,         // A int8 `hi` = floor(q/16), then A int8 `lo` = q - 16*hi in 0..15 (VNNI, AMX)
+  kHalves = 2,         // A int8 `hi` = floor(q/16), then A int8 `lo` = q - 16*hi in 0..15 (VNNI)
+  kBytes = 3,          // A int8, for integers of 8 bits; the other A bytes are not used (VNNI)
 };
 
 // Quantised activations of M rows. Rows are grouped in panels of P rows (1 to 16, the same for the whole step),
@@ -19,6 +20,7 @@ enum class ActFormat : int32_t {
 // NB = ceil(K / A); elements past K are zero. Buffers are sized for whole panels; rows past M hold garbage.
 struct ActView {
   int32_t K, A, NB, M, P;
+  int32_t limit;       // the largest integer: kActivationMax, or kShortActivationMax for activations of 8 bits
   ActFormat format;
   bool half_sums;      // also fill s_low and s_high (A == 32 with a consumer of G == 16)
   uint8_t* q;

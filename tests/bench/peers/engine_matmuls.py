@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,11 +64,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--activations", type=int, default=12, help="bits: 12 or 8")
     parser.add_argument("--repetitions", type=int, default=10)
     args = parser.parse_args()
     counts = [int(count) for count in args.rows.split(",")]
     backend = create_backend(
-        matmul_program(),
+        replace(matmul_program(), activation_bits=args.activations),
         num_blocks=max(counts) + 1,
         max_num_seqs=max(counts),
         max_num_batched_tokens=max(counts),

@@ -20,12 +20,18 @@ from tests.bench.peers.table import Row
 PREFILL: Final = "Prefill: tokens of one prompt over time, without services"
 FIRST_TOKEN: Final = "Time to the first token of a fresh prompt, through services"
 MATMULS: Final = "Matrix products of one step alone, random weights in the model's shapes"
+SHORT_MATMULS: Final = f"{MATMULS}; ours in class X1-a8, with 8-bit activations as ggml has"
 MLX: Final = "mlx-lm on MLX's CPU backend, decode only; one short round, because it is very slow"
 SERVER: Final = "llama-server"
 BATCHED: Final = "llama-batched-bench"
 BENCH: Final = "llama-bench"
 GGML: Final = "ggml"
-_THINGS: Final = {PREFILL: "tokens", FIRST_TOKEN: "tokens", MATMULS: "rows"}
+_THINGS: Final = {
+    PREFILL: "tokens",
+    FIRST_TOKEN: "tokens",
+    MATMULS: "rows",
+    SHORT_MATMULS: "rows",
+}
 _MLX_STREAMS: Final = (1, 4, 8)
 _MLX_TOKENS: Final = 6
 # Floor and goal of the ratios, by what is measured and the number of streams or tokens.
@@ -35,6 +41,9 @@ _AIMS: Final = {
     (SERVING, 8): (2.0, 3.0),
     (DECODE, 16): (1.5, 2.5),
     (PREFILL, 512): (1.0, 1.3),
+    (SHORT_MATMULS, 4): (1.7, 2.2),
+    (SHORT_MATMULS, 8): (1.4, 1.8),
+    (SHORT_MATMULS, 16): (1.1, 1.5),
 }
 
 
@@ -109,10 +118,16 @@ def measure(both: Sides, settings: Settings) -> list[Row]:
                 f"{SERVER} {theirs.decode_tokens_per_second:.0f}, {BATCHED} {batched:.0f}"
             )
         _prefill(both, settings, name, samples)
-        ours_ms, theirs_ms = sides.matmuls(both.llama, settings.threads, list(settings.streams))
+        ours_ms, short_ms, theirs_ms = sides.matmuls(
+            both.llama, settings.threads, list(settings.streams)
+        )
         for rows in settings.streams:
             _add(samples[MATMULS, rows, GGML], ours_ms[rows], theirs_ms[rows])
-            both.say(f"{name}, {rows} rows: {ours_ms[rows]:.2f} ms, {GGML} {theirs_ms[rows]:.2f}")
+            _add(samples[SHORT_MATMULS, rows, GGML], short_ms[rows], theirs_ms[rows])
+            both.say(
+                f"{name}, {rows} rows: {ours_ms[rows]:.2f} ms, with 8 bits {short_ms[rows]:.2f}, "
+                f"{GGML} {theirs_ms[rows]:.2f}"
+            )
     return [_row(key, *pair) for key, pair in sorted(samples.items(), key=_order)]
 
 
@@ -165,13 +180,13 @@ def _add(pair: tuple[list[float], list[float]], ours: float, theirs: float) -> N
 
 def _order(item: tuple[tuple[str, int, str], object]) -> tuple[int, int]:
     group, size, _ = item[0]
-    return (SERVING, DECODE, PREFILL, FIRST_TOKEN, MATMULS).index(group), size
+    return (SERVING, DECODE, PREFILL, FIRST_TOKEN, MATMULS, SHORT_MATMULS).index(group), size
 
 
 def _row(key: tuple[str, int, str], ours: list[float], theirs: list[float]) -> Row:
     group, size, peer = key
     floor, goal = _AIMS.get((group, size), (None, None))
-    of_time = group in (FIRST_TOKEN, MATMULS)
+    of_time = group in (FIRST_TOKEN, MATMULS, SHORT_MATMULS)
     what = _THINGS.get(group, "streams")
     if size == 1:
         what = what.removesuffix("s")

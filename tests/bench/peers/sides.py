@@ -145,7 +145,10 @@ def mlx_lm(
 
 
 def matmuls(llama: Llama, threads: int, counts: list[int]) -> tuple[dict[int, float], ...]:
-    """Ours, ggml's: median milliseconds of a step's products by rows, one process each."""
+    """Ours, ours with 8-bit activations, ggml's: median milliseconds of a step's products by rows.
+
+    One process each.
+    """
     repetitions = str(MATMUL_REPETITIONS)
     ours = [
         sys.executable, str(HERE / "engine_matmuls.py"), ",".join(map(str, counts)),
@@ -154,5 +157,5 @@ def matmuls(llama: Llama, threads: int, counts: list[int]) -> tuple[dict[int, fl
     theirs = [str(llama.matmuls), str(threads), repetitions, *map(str, counts)]
     return tuple(
         {int(rows): statistics.median(times) for rows, times in json.loads(_output(c)).items()}
-        for c in (ours, theirs)
+        for c in (ours, [*ours, "--activations", "8"], theirs)
     )

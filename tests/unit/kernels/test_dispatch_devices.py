@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,3 +131,13 @@ def test_without_mlx_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None
     """MLX is what drives both."""
     monkeypatch.setitem(sys.modules, "mlx.core", None)
     assert [dispatch.device_is_available(each) for each in dispatch.DEVICES] == [False, False]
+
+
+@pytest.mark.usefixtures("mac")
+def test_short_activations_are_for_the_cpu() -> None:
+    """A GPU asked for by name is refused; auto takes the CPU."""
+    program = replace(PROGRAM, activation_bits=8)
+    with pytest.raises(ValueError, match=r"activations of 8 bits need backend cpu, got metal"):
+        dispatch.create_backend(program, **SIZES, backend="metal")
+    backend = dispatch.create_backend(program, **SIZES)
+    assert backend.unit == UNITS[-1]
