@@ -44,6 +44,8 @@ class SchedulerConfig:
     log_prompts: bool = False
     # Whether gRPC reflection answers (server).
     reflection: bool = True
+    # Folder for traces of requests, as an absolute path; empty keeps none (server).
+    trace_dir: str = ""
     # Whether latencies on the metrics page name a request each, in OpenMetrics (metrics).
     metrics_exemplars: bool = False
     # Address of an OpenTelemetry collector, http(s)://HOST:PORT; empty for none (tracing).
@@ -77,6 +79,8 @@ class SchedulerConfig:
         _require(_is_endpoint(self.otlp_endpoint), "otlp_endpoint",
                  "must be http://HOST:PORT, https://HOST:PORT or empty",
                  self.otlp_endpoint)  # fmt: skip
+        _require(not self.trace_dir or Path(self.trace_dir).is_absolute(), "trace_dir",
+                 "must be an absolute path or empty", self.trace_dir)  # fmt: skip
         check_address("listen", self.listen)
         check_address("executor", self.executor)
 
@@ -141,6 +145,7 @@ _HELP: Mapping[str, str] = {
     "log_file": "file for logs instead of standard error; it is rotated",
     "log_prompts": "whether the log holds the text of prompts: true or false",
     "reflection": "whether gRPC reflection answers: true or false",
+    "trace_dir": "folder for traces of requests that ask for one; empty keeps none",
     "metrics_exemplars": "whether latencies in OpenMetrics name a request each: true or false",
     "otlp_endpoint": "address of an OpenTelemetry collector: http(s)://HOST:PORT",
     "otlp_step_every": "each how many steps one becomes a span; 0 for none",

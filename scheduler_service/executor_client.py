@@ -17,8 +17,10 @@ import grpc
 
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from isobatch.executor.v1 import provenance_pb2, token_rows_pb2
 from scheduler_service.text.tokenizer import TokenizerSource
 from scheduler_service.wire import executor as wire
+from scheduler_service.wire import trace as wire_trace
 from scheduler_service.wire.capabilities import (
     Capabilities,
     WireError,
@@ -111,6 +113,24 @@ class ExecutorSession:
             raise SessionLostError(
                 f"[session] an answer must come within {self._answer_seconds:g} s, got none"
             ) from None
+
+    async def provenance_piece(
+        self, sequence_id: int, generation: int, include_digests: bool
+    ) -> bytes | None:
+        """Return who wrote an open sequence's cache, as a piece of a trace.
+
+        None where the executor does not say, be it an older one or one that has just gone.
+        """
+        request = provenance_pb2.GetProvenanceRequest(
+            sequence=token_rows_pb2.SequenceKey(sequence_id=sequence_id, generation=generation),
+            include_digests=include_digests,
+        )
+        stub = pb_grpc.ExecutorServiceStub(self._channel)
+        try:
+            reply = await stub.GetProvenance(request, timeout=self._answer_seconds)
+        except grpc.aio.AioRpcError:
+            return None
+        return wire_trace.kv(generation, reply)
 
     async def idle(self, wake: asyncio.Event, timeout_seconds: float | None) -> None:
         """Return when `wake` is set or the time is over; raises SessionLostError."""

@@ -1,7 +1,7 @@
 """Events of the core to streams and numbers."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -49,12 +49,15 @@ class FanOut:
     next step to the executor first.
     """
 
-    def __init__(self, totals: Totals) -> None:
-        """Count what passes by in `totals`."""
+    def __init__(
+        self, totals: Totals, on_end: Callable[[RequestId, str], None] = lambda *_: None
+    ) -> None:
+        """Count what passes by in `totals`; call `on_end` with each request that ends, and how."""
         self.streams: dict[RequestId, TokenStream] = {}
         # Live requests that want digests of their logits.
         self.digest_ids: set[RequestId] = set()
         self._totals = totals
+        self._on_end = on_end
         self._events: deque[Event] = deque()
         self._digests: dict[RequestId, bytes] = {}
 
@@ -153,6 +156,7 @@ class FanOut:
         elif event.reason is FinishReason.CANCELLED:
             # The stream was failed first, and the request cancelled because of it.
             outcome = Outcome.ERROR
+        self._on_end(event.request_id, outcome.value)
         metrics.requests[outcome].inc()
         seconds = now - stream.request.arrival
         metrics.request_duration.observe(seconds, metrics.exemplar(event.request_id))

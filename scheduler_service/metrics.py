@@ -110,6 +110,8 @@ class ModelMetrics:
     last_step: Gauge
     preemptions: dict[PreemptionReason, Counter]
     executor_reconnects: dict[ReconnectReason, Counter]
+    # Of closed traces of requests.
+    trace_bytes: Counter
     has_exemplars: bool
 
     def exemplar(self, request_id: str) -> dict[str, str] | None:
@@ -183,6 +185,7 @@ class SchedulerMetrics:
         self._reconnects = counter(
             "executor_reconnects", "New connections to the executor.", ("model", "reason")
         )
+        self._trace_bytes = counter("trace_bytes", "Bytes of requests' traces.", model)
         self._build_info = gauge(
             "build_info", "Always 1; the labels identify the build.",
             ("version", "device", "mlx_version"),
@@ -215,5 +218,6 @@ class SchedulerMetrics:
             executor_reconnects={
                 each: self._reconnects.labels(model, each) for each in ReconnectReason
             },
+            trace_bytes=self._trace_bytes.labels(model),
             has_exemplars=self._has_exemplars,
         )

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from importlib import metadata
+from pathlib import Path
 
 import grpc
 import prometheus_client
@@ -27,6 +28,7 @@ from scheduler_service.interceptor import ErrorInterceptor
 from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.spans import open_spans
+from scheduler_service.tracing.folder import TraceFolder
 
 _LOG = logs.get_logger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -69,6 +71,7 @@ class SchedulerServer:
         self._spans = open_spans(
             config.otlp_endpoint, config.otlp_step_every, version(), time.monotonic, os.environ
         )
+        self._traces = TraceFolder(Path(config.trace_dir)) if config.trace_dir else None
         self.engine = Engine(
             config,
             ExecutorClient(config.executor, config.step_timeout_seconds),
@@ -109,6 +112,7 @@ class SchedulerServer:
                 self.metrics,
                 log_prompts=self._config.log_prompts,
                 spans=self._spans,
+                traces=self._traces,
             ),
             server,
         )
@@ -132,6 +136,8 @@ class SchedulerServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await engine_task
             await asyncio.gather(*self._tasks)
+            if self._traces is not None:
+                await self._traces.close()
             if self._spans is not None:
                 await asyncio.to_thread(self._spans.close)
 

@@ -20,6 +20,8 @@ from scheduler_service.step_loop import Clock
 from scheduler_service.streams import TokenStream
 from scheduler_service.text.errors import PromptError
 from scheduler_service.text.tokenizer import Tokenizer
+from scheduler_service.tracing.folder import TraceFolder
+from scheduler_service.tracing.recorder import Recorder
 from scheduler_service.wire import api
 
 _LOG = logs.get_logger(__name__)
@@ -41,11 +43,14 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         *,
         log_prompts: bool = False,
         spans: Spans | None = None,
+        traces: TraceFolder | None = None,
     ) -> None:
         """Serve `engine`; `clock` gives monotonic seconds and must be the engine's own.
 
         With `log_prompts`, the log holds the text of each prompt. `spans` take notes of requests.
+        `traces` keeps the traces that requests ask for.
         """
+        self._traces = traces
         self._spans = spans
         self._log_prompts = log_prompts
         self._engine = engine
@@ -91,20 +96,30 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
 
         # Not `finally`: a generator that is never resumed would be closed only when collected.
         context.add_done_callback(leave)  # type: ignore[arg-type]  # not a protocol in the stubs
-        yield api.accepted(live, model.capabilities.model.numeric_class)
+        recorder = stream.recorder
+        if recorder is not None:
+            # Before any step: nothing was awaited since the request was queued.
+            save = None if self._traces is None else self._traces.save
+            recorder.begin(
+                api.trace_header(live, options, model.capabilities, time.time_ns()), save
+            )
+        yield api.accepted(live, model.capabilities.model.numeric_class, stream.take_trace())
         while True:
             await stream.wait(options.coalesce_seconds)
             delta = stream.take()
             if delta is not None:
-                yield api.delta(delta)
+                yield api.delta(delta, stream.take_trace())
             elif stream.error is not None:
                 raise stream.error
             elif stream.ending is not None:
+                if recorder is not None:
+                    await recorder.closed.wait()
                 yield api.finished(
                     live,
                     stream.ending,
                     admitted_at=stream.admitted_at,
                     first_token_at=stream.first_token_at,
+                    trace=stream.take_trace(),
                 )
                 return
 
@@ -135,6 +150,8 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         stream = TokenStream(
             live, detokenizer, options.stops, wants_digests=options.return_logits_digests
         )
+        if options.trace or options.trace_kv:
+            stream.recorder = Recorder(live, wants_kv_digests=options.trace_kv)
         return options, stream
 
     def _begin_span(

@@ -52,6 +52,7 @@ from scheduler_service.metrics import (
 from scheduler_service.sampling import WantedStatistics
 from scheduler_service.step_sampler import SampledStep, StepSampler
 from scheduler_service.streams import TokenStream
+from scheduler_service.tracing.tracer import Tracer
 from scheduler_service.wire import executor as wire
 from scheduler_service.wire.capabilities import Model
 
@@ -115,7 +116,8 @@ class StepLoop:
         times, and the executor's own account of its seconds.
         """
         self.state = SchedulerState(limits, model=model.model_id)
-        self.fan_out = FanOut(totals)
+        self._tracer = Tracer(metrics.trace_bytes.inc)
+        self.fan_out = FanOut(totals, self._tracer.end)
         # True once a step of the present session was answered.
         self.has_progressed = False
         self._model = model
@@ -141,6 +143,8 @@ class StepLoop:
             self._metrics.requests[Outcome.REJECTED].inc()
             raise from_core(error) from error
         self.fan_out.open(stream)
+        if stream.recorder is not None:
+            self._tracer.open(stream.recorder)
         self._update_gauges()
         self._wake.set()
 
@@ -192,6 +196,12 @@ class StepLoop:
         A step that is in flight in the core is repeated first.
         """
         self.has_progressed = False
+        try:
+            await self._run(session)
+        finally:
+            self._tracer.lose()
+
+    async def _run(self, session: ExecutorSession) -> None:
         while True:
             started = self._clock()
             batch, opening_seconds = self.state.in_flight, 0.0
@@ -240,21 +250,34 @@ class StepLoop:
         opening_seconds: float,
     ) -> None:
         logs.bind(step_id=batch.step_id)
-        questions = self._sampler.questions(batch, self.fan_out.digest_ids)
+        questions = self._sampler.questions(
+            batch, self.fan_out.digest_ids, self._tracer.request_ids
+        )
+        await self._tracer.release(batch.released_sequence_ids, session)
         message = wire.step(batch, questions)
         planned = self._clock()
         await session.write(message)
         written = self._clock()
         self._dispatch()
         fanned_out = self._clock()
-        reply = wire.read_step(await session.read(), batch, questions, self._model.vocab_size)
+        response = await session.read()
+        is_traced = self._tracer.wants(batch)
+        reply = wire.read_step(
+            response, batch, questions, self._model.vocab_size, wants_paths=is_traced
+        )
         answered = self._clock()
         record_kv_counts(self.state, reply.kv_counts)
         if reply.answer is None:
             self.fan_out.add(capacity_refused(self.state, batch))
         else:
             sampled = await self._sample(session, batch, questions, reply.answer)
-            self.fan_out.add(apply(self.state, batch, sampled.rows), sampled.digests)
+            events = apply(self.state, batch, sampled.rows)
+            if is_traced:
+                self._tracer.record(
+                    batch, reply.answer, events,
+                    written=written, answered=answered, executor_seconds=reply.executor_seconds,
+                )  # fmt: skip
+            self.fan_out.add(events, sampled.digests)
         self.has_progressed = True
         times = PhaseTimes(
             started, planned, opening_seconds, written, fanned_out, answered, self._clock()

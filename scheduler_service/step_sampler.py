@@ -14,6 +14,7 @@ from scheduler_service.sampling import (
     choose,
     choose_from_full_row,
     wanted_statistics,
+    with_runner_up,
 )
 from scheduler_service.wire.executor import StepAnswer
 
@@ -39,11 +40,15 @@ class StepSampler:
         self._max_top_k = max_top_k
 
     def questions(
-        self, batch: TokenRowBatch, digest_ids: Collection[RequestId]
+        self,
+        batch: TokenRowBatch,
+        digest_ids: Collection[RequestId],
+        traced_ids: Collection[RequestId] = (),
     ) -> list[WantedStatistics]:
         """Return what to ask for at each wanted position; a pure function, so a repeat is equal.
 
-        Requests in `digest_ids` get digests of their logits as well.
+        Requests in `digest_ids` get digests of their logits as well, those in `traced_ids` also
+        their two largest logits.
         """
         questions = []
         for row, position in _wanted(batch):
@@ -53,7 +58,11 @@ class StepSampler:
                 vocab_size=self._vocab_size,
                 max_top_k=self._max_top_k,
             )
-            if row.request_id in digest_ids:
+            if row.request_id in traced_ids:
+                question = with_runner_up(
+                    question, vocab_size=self._vocab_size, max_top_k=self._max_top_k
+                )
+            if row.request_id in digest_ids or row.request_id in traced_ids:
                 question = replace(question, statistics=question.statistics | Statistic.DIGEST)
             questions.append(question)
         return questions

@@ -12,6 +12,7 @@ from scheduler_service.core import FinishReason, Request
 from scheduler_service.errors import ServiceError
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.stop_strings import StopMatcher
+from scheduler_service.tracing.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class TokenStream:
         """Hold the output of `request`; its text ends before the first of `stops`."""
         self.request = request
         self.wants_digests = wants_digests
+        # Writes the request's trace, where one was asked for.
+        self.recorder: Recorder | None = None
         # Monotonic times in seconds; None until they happen.
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
@@ -86,6 +89,10 @@ class TokenStream:
             self._digests.append(digest)
         self._ready.set()
         return self._stops.matched is not None
+
+    def take_trace(self) -> bytes:
+        """Return the pieces of the request's trace that were not taken yet."""
+        return b"" if self.recorder is None else self.recorder.take()
 
     def finish(self, reason: FinishReason, now: float, stop_token_id: int | None = None) -> None:
         """End the stream; a stop string in the last token wins over `reason`."""

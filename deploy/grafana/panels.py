@@ -231,6 +231,8 @@ HEALTH = Row("Health", (
                           "cache pool"))),
     Panel("Processor cores in use", "Of both processes.", "short",
           (Query(f"rate(process_cpu_seconds_total{{{_PROCESSES}}}{RATE})", "{{job}}"),)),
+    Panel("Traces of requests", "Bytes of closed traces, by model.", "Bps",
+          (Query(rate(scheduler("trace_bytes_total")), "{{model}}"),)),
     Panel("Scrape duration", "What watching costs.", "s",
           (Query(f"scrape_duration_seconds{{{_PROCESSES}}}", "{{job}}"),)),
     Panel("Builds", "Version and device of each process.", "short",

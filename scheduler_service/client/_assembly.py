@@ -15,6 +15,7 @@ class Assembly:
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._digests: list[bytes] = []
+        self._trace: list[bytes] = []
 
     @property
     def has_output(self) -> bool:
@@ -40,6 +41,7 @@ class Assembly:
                 raise ProtocolError("[generate] Accepted must come before tokens, got it after")
             is_repeat = self.accepted is not None
             self.accepted = event
+            self._trace = [event.trace]
             return None if is_repeat else event
         if self.accepted is None:
             raise ProtocolError(
@@ -56,6 +58,7 @@ class Assembly:
         else:
             self.finished = event
         self._texts.append(event.text)
+        self._trace.append(event.trace)
         return event
 
     def check_ended(self) -> None:
@@ -85,4 +88,5 @@ class Assembly:
             timings=finished.timings,
             num_preemptions=finished.num_preemptions,
             logits_digests=tuple(self._digests),
+            trace=b"".join(self._trace),
         )

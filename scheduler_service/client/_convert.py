@@ -73,6 +73,8 @@ def generate_request(
         "cache_salt",
         "coalesce_ms",
         "return_logits_digests",
+        "trace",
+        "trace_kv",
     ):
         _set(request, name, getattr(params, name))
     return request
@@ -99,6 +101,7 @@ def event(response: scheduler_service_pb2.GenerateResponse) -> Event | None:
             token_ids=tuple(delta.token_ids),
             text=delta.text,
             logits_digests=tuple(delta.logits_digests),
+            trace=delta.trace,
         )
     if kind == "accepted":
         accepted = response.accepted
@@ -109,6 +112,7 @@ def event(response: scheduler_service_pb2.GenerateResponse) -> Event | None:
             seed=accepted.seed,
             max_tokens=accepted.max_tokens,
             numeric_class=accepted.numeric_class,
+            trace=accepted.trace,
         )
     if kind == "finished":
         return _finished(response.finished)
@@ -178,6 +182,7 @@ def _finished(finished: scheduler_service_pb2.Finished) -> Finished:
             total_seconds=timings.total_ns / 1e9,
         ),
         num_preemptions=finished.num_preemptions,
+        trace=finished.trace,
     )
 
 

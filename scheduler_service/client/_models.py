@@ -41,6 +41,8 @@ class GenerationParams:
     cache_salt: str = ""
     coalesce_ms: int = 0  # longest wait of a ready token for others, in milliseconds
     return_logits_digests: bool = False
+    trace: bool = False  # the completion then holds an isobatch.trace.v1.Trace
+    trace_kv: bool = False  # a trace with digests of the keys and values
 
 
 class FinishReason(StrEnum):
@@ -79,6 +81,7 @@ class Accepted:
     seed: int
     max_tokens: int
     numeric_class: str
+    trace: bytes = b""  # first piece of the trace, where asked
 
     @property
     def text(self) -> str:
@@ -94,6 +97,7 @@ class TokenEvent:
     token_ids: tuple[int, ...]
     text: str
     logits_digests: tuple[bytes, ...] = ()  # 16 bytes a token, where asked
+    trace: bytes = b""  # next piece of the trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class Finished:
     usage: Usage
     timings: Timings
     num_preemptions: int
+    trace: bytes = b""  # last piece of the trace
 
 
 Event: TypeAlias = Accepted | TokenEvent | Finished
@@ -129,6 +134,7 @@ class Completion:
     timings: Timings
     num_preemptions: int
     logits_digests: tuple[bytes, ...] = ()
+    trace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,11 @@
 """
 
 from scheduler_service.sampling.params import validate
-from scheduler_service.sampling.request import WantedStatistics, wanted_statistics
+from scheduler_service.sampling.request import (
+    WantedStatistics,
+    wanted_statistics,
+    with_runner_up,
+)
 from scheduler_service.sampling.rng import Purpose, uniform
 from scheduler_service.sampling.sampler import (
     NEED_FULL_ROW,
@@ -27,4 +31,5 @@ __all__ = [
     "uniform",
     "validate",
     "wanted_statistics",
+    "with_runner_up",
 ]

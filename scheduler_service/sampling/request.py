@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -60,6 +60,17 @@ def is_truncated(params: SamplingParams, vocab_size: int) -> bool:
 def inverse_temperature(params: SamplingParams) -> float:
     """Return 1 / temperature rounded to fp32, at least 2^-60 because devices flush subnormals."""
     return float(np.float32(max(1.0 / params.temperature, _LEAST_INVERSE_TEMPERATURE)))
+
+
+def with_runner_up(
+    question: WantedStatistics, *, vocab_size: int, max_top_k: int
+) -> WantedStatistics:
+    """Return the question with the two largest logits added; the token stays what it was.
+
+    `choose` takes from top-K entries only as many as the parameters keep.
+    """
+    top_k = max(question.top_k, min(2, vocab_size, max_top_k))
+    return replace(question, statistics=question.statistics | Statistic.TOP_K, top_k=top_k)
 
 
 def wanted_statistics(

@@ -12,6 +12,7 @@ from scheduler_service.core import FinishReason, Request, SamplingParams
 from scheduler_service.errors import InvalidRequestError
 from scheduler_service.streams import Delta, Ending
 from scheduler_service.text.chat_template import ChatTurn
+from scheduler_service.tracing.model import TraceHeader
 from scheduler_service.wire.capabilities import Capabilities
 
 # What goes on to the executor for every row must fit its messages for all rows together: biases
@@ -49,6 +50,8 @@ class GenerateOptions:
     cache_salt: str
     coalesce_seconds: float
     return_logits_digests: bool
+    trace: bool
+    trace_kv: bool
 
 
 def _check(holds: bool, field: str, rule: str, got: object) -> None:
@@ -94,6 +97,8 @@ def read_generate(request: pb.GenerateRequest, vocab_size: int) -> GenerateOptio
         cache_salt=request.cache_salt,
         coalesce_seconds=request.coalesce_ms / 1000,
         return_logits_digests=request.return_logits_digests,
+        trace=request.trace,
+        trace_kv=request.trace_kv,
     )
 
 
@@ -142,7 +147,7 @@ def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, vocab_size: in
     )
 
 
-def accepted(request: Request, numeric_class: str) -> pb.GenerateResponse:
+def accepted(request: Request, numeric_class: str, trace: bytes = b"") -> pb.GenerateResponse:
     """Return the first message of a stream."""
     return pb.GenerateResponse(
         accepted=pb.Accepted(
@@ -152,11 +157,12 @@ def accepted(request: Request, numeric_class: str) -> pb.GenerateResponse:
             seed=request.params.seed,
             max_tokens=request.max_tokens,
             numeric_class=numeric_class,
+            trace=trace,
         )
     )
 
 
-def delta(value: Delta) -> pb.GenerateResponse:
+def delta(value: Delta, trace: bytes = b"") -> pb.GenerateResponse:
     """Return the message of new tokens."""
     return pb.GenerateResponse(
         delta=pb.TokenDelta(
@@ -164,12 +170,18 @@ def delta(value: Delta) -> pb.GenerateResponse:
             token_ids=value.token_ids,
             text=value.text,
             logits_digests=value.digests,
+            trace=trace,
         )
     )
 
 
 def finished(
-    request: Request, ending: Ending, *, admitted_at: float | None, first_token_at: float | None
+    request: Request,
+    ending: Ending,
+    *,
+    admitted_at: float | None,
+    first_token_at: float | None,
+    trace: bytes = b"",
 ) -> pb.GenerateResponse:
     """Return the last message of a stream; times are monotonic seconds."""
 
@@ -193,7 +205,33 @@ def finished(
                 total_ns=since_arrival(ending.time),
             ),
             num_preemptions=request.num_preemptions,
+            trace=trace,
         )
+    )
+
+
+def trace_header(
+    request: Request, options: GenerateOptions, capabilities: Capabilities, arrival_unix_ns: int
+) -> TraceHeader:
+    """Return what a trace says of its request, once that is queued."""
+    model = capabilities.model
+    return TraceHeader(
+        request_id=request.request_id,
+        arrival_unix_ns=arrival_unix_ns,
+        model=model.model_id,
+        weights_digest=model.weights_digest,
+        numeric_class=model.numeric_class,
+        kv_class=model.kv_class,
+        device=capabilities.device,
+        block_size=model.block_size,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=request.params,
+        max_tokens=request.max_tokens,
+        stop=options.stops,
+        stop_token_ids=tuple(sorted(options.stop_token_ids)),
+        ignore_eos=options.ignore_eos,
+        include_special_tokens=options.include_special_tokens,
+        has_kv_digests=options.trace_kv,
     )
 
 

@@ -22,7 +22,9 @@ from scheduler_service.core import (
     TokenSourceKind,
 )
 from scheduler_service.sampling import RowStatistics, Statistic, WantedStatistics
+from scheduler_service.tracing.model import KernelPath
 from scheduler_service.wire.capabilities import WireError
+from scheduler_service.wire.kernel_paths import read_path
 
 _I32 = np.dtype("<i4")
 _F32 = np.dtype("<f4")
@@ -50,6 +52,8 @@ class StepAnswer:
     statistics: tuple[RowStatistics, ...]
     # (L,): 16 bytes each, or empty where none was asked for.
     digests: tuple[bytes, ...]
+    # Empty unless they were asked for.
+    kernel_paths: tuple[KernelPath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +218,9 @@ def _kv_counts(occupancy: token_rows_pb2.KvOccupancy) -> KvCounts:
 
 def read_step(
     response: pb.SessionResponse, batch: TokenRowBatch, wanted: Sequence[WantedStatistics],
-    vocab_size: int,
+    vocab_size: int, *, wants_paths: bool = False,
 ) -> StepReply:  # fmt: skip
-    """Return the answer to `step(batch, wanted)`."""
+    """Return the answer to `step(batch, wanted)`, with kernel paths where they are wanted."""
     _expect(response, "step_result")
     result = response.step_result
     if result.step_id != batch.step_id:
@@ -232,6 +236,7 @@ def read_step(
         row_errors=_row_errors(result, len(batch.rows)),
         statistics=_statistics(result, wanted, vocab_size),
         digests=_digests(result.digests, wanted),
+        kernel_paths=tuple(map(read_path, result.kernel_paths)) if wants_paths else (),
     )
     return StepReply(answer, counts, seconds)
 

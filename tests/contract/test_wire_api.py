@@ -44,6 +44,8 @@ def test_everything_that_was_set_arrives() -> None:
         cache_salt="tenant",
         coalesce_ms=25,
         return_logits_digests=True,
+        trace=True,
+        trace_kv=True,
     )  # fmt: skip
     assert api.read_generate(request, V) == api.GenerateOptions(
         request_id="i",
@@ -56,6 +58,8 @@ def test_everything_that_was_set_arrives() -> None:
         cache_salt="tenant",
         coalesce_seconds=0.025,
         return_logits_digests=True,
+        trace=True,
+        trace_kv=True,
     )
 
 

@@ -38,7 +38,7 @@ def test_every_field_has_a_flag() -> None:
         "max_num_seqs": "3", "max_num_batched_tokens": "5", "max_prefill_chunk": "2",
         "max_num_waiting": "4", "recovery_deadline_seconds": "2.0", "drain_seconds": "1.0",
         "step_timeout_seconds": "3.0", "log_level": "error", "log_format": "json",
-        "reflection": "false", "log_file": "/x/s.log", "log_prompts": "false",
+        "reflection": "false", "log_file": "/x/s.log", "log_prompts": "false", "trace_dir": "/x/t",
         "metrics_exemplars": "true", "otlp_endpoint": "http://h:4317", "otlp_step_every": "9",
     }  # fmt: skip
     assert set(values) == {each.name for each in dataclasses.fields(SchedulerConfig)}

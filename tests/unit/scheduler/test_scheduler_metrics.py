@@ -30,7 +30,7 @@ PLAIN = {
     "isobatch_scheduler_inter_token_latency_seconds",
     "isobatch_scheduler_request_duration_seconds", "isobatch_scheduler_build_info",
     "isobatch_scheduler_step_wall_seconds", "isobatch_scheduler_last_step_timestamp_seconds",
-    "isobatch_scheduler_executor_connected",
+    "isobatch_scheduler_executor_connected", "isobatch_scheduler_trace_bytes",
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "include_special_tokens", "cache_salt", "coalesce_ms", "return_logits_digests")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "include_special_tokens", "cache_salt", "coalesce_ms", "return_logits_digests", "trace", "trace_kv")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,8 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     COALESCE_MS_FIELD_NUMBER: _ClassVar[int]
     RETURN_LOGITS_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_KV_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -51,7 +53,9 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     coalesce_ms: int
     return_logits_digests: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingParams, _Mapping]] = ..., include_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., coalesce_ms: _Optional[int] = ..., return_logits_digests: _Optional[bool] = ...) -> None: ...
+    trace: bool
+    trace_kv: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingParams, _Mapping]] = ..., include_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., coalesce_ms: _Optional[int] = ..., return_logits_digests: _Optional[bool] = ..., trace: _Optional[bool] = ..., trace_kv: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("accepted", "delta", "finished")
@@ -64,32 +68,36 @@ class GenerateResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "model", "num_prompt_tokens", "seed", "max_tokens", "numeric_class")
+    __slots__ = ("request_id", "model", "num_prompt_tokens", "seed", "max_tokens", "numeric_class", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUMERIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     num_prompt_tokens: int
     seed: int
     max_tokens: int
     numeric_class: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., numeric_class: _Optional[str] = ...) -> None: ...
+    trace: bytes
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., numeric_class: _Optional[str] = ..., trace: _Optional[bytes] = ...) -> None: ...
 
 class TokenDelta(_message.Message):
-    __slots__ = ("start_index", "token_ids", "text", "logits_digests")
+    __slots__ = ("start_index", "token_ids", "text", "logits_digests", "trace")
     START_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGITS_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     start_index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logits_digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, start_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logits_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    trace: bytes
+    def __init__(self, start_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logits_digests: _Optional[_Iterable[bytes]] = ..., trace: _Optional[bytes] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens")
@@ -112,7 +120,7 @@ class RequestTimings(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., time_to_first_token_ns: _Optional[int] = ..., total_ns: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "text", "stop_string", "stop_token_id", "usage", "timings", "num_preemptions")
+    __slots__ = ("reason", "text", "stop_string", "stop_token_id", "usage", "timings", "num_preemptions", "trace")
     REASON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +128,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     reason: _sampling_pb2.FinishReason
     text: str
     stop_string: str
@@ -127,7 +136,8 @@ class Finished(_message.Message):
     usage: Usage
     timings: RequestTimings
     num_preemptions: int
-    def __init__(self, reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[RequestTimings, _Mapping]] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+    trace: bytes
+    def __init__(self, reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[RequestTimings, _Mapping]] = ..., num_preemptions: _Optional[int] = ..., trace: _Optional[bytes] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -1,0 +1,1 @@
+"""Traces of requests: recorded while they run, compared and explained afterwards."""
