@@ -6,11 +6,17 @@ set(kernels_sources
   ${kernels_cpp}/dense.cpp
   ${kernels_cpp}/engine.cpp
   ${kernels_cpp}/engine_attention.cpp
+  ${kernels_cpp}/engine_float.cpp
   ${kernels_cpp}/engine_ops.cpp
   ${kernels_cpp}/kv_pool.cpp
   ${kernels_cpp}/linear_avx2.cpp
   ${kernels_cpp}/linear_avx512.cpp
   ${kernels_cpp}/linear_avx512_short.cpp
+  ${kernels_cpp}/linear_float_avx2.cpp
+  ${kernels_cpp}/linear_float_avx512.cpp
+  ${kernels_cpp}/linear_float_neon.cpp
+  ${kernels_cpp}/linear_float_reference.cpp
+  ${kernels_cpp}/linear_float_scalar.cpp
   ${kernels_cpp}/linear_neon.cpp
   ${kernels_cpp}/linear_neon_dotprod.cpp
   ${kernels_cpp}/linear_reference.cpp
@@ -36,10 +42,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     # GCC's own AVX-512 headers trip these warnings.
     list(APPEND kernels_avx512 -Wno-maybe-uninitialized -Wno-uninitialized)
   endif()
-  set_source_files_properties(${kernels_cpp}/linear_avx2.cpp ${kernels_cpp}/row_ops_avx2.cpp
+  set_source_files_properties(${kernels_cpp}/linear_avx2.cpp ${kernels_cpp}/linear_float_avx2.cpp ${kernels_cpp}/row_ops_avx2.cpp
     PROPERTIES COMPILE_OPTIONS "${kernels_avx2}")
   set_source_files_properties(${kernels_cpp}/linear_avx512.cpp ${kernels_cpp}/linear_avx512_short.cpp
-      ${kernels_cpp}/row_ops_avx512.cpp
+      ${kernels_cpp}/linear_float_avx512.cpp ${kernels_cpp}/row_ops_avx512.cpp
     PROPERTIES COMPILE_OPTIONS "${kernels_avx2};${kernels_avx512}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set_source_files_properties(${kernels_cpp}/linear_neon_dotprod.cpp

@@ -53,6 +53,8 @@ class Engine:
         layer: int = 0,
         window: int = 0,
         wanted_only: bool = False,
+        policy: str = "exact",
+        threshold_rows: int = 0,
     ) -> None: ...
     def run(self, *arrays: _Array) -> tuple[int, int]: ...
     def logits(self, rows: int) -> npt.NDArray[np.float32]: ...
@@ -86,6 +88,29 @@ class LinearLayer:
         flush_subnormals: bool = False,
     ) -> None: ...
     def embed(self, id: int, x: npt.NDArray[np.float32]) -> None: ...
+
+class FloatLayer:
+    @staticmethod
+    def quantized(
+        unit: str,
+        packed: _Array,
+        scales: _Array,
+        biases: _Array | None,
+        bits: int,
+        group_size: int,
+    ) -> FloatLayer: ...
+    @staticmethod
+    def dense(unit: str, values: npt.NDArray[np.uint16], bfloat: bool) -> FloatLayer: ...
+    def forward(
+        self,
+        x: npt.NDArray[np.float32],
+        y: npt.NDArray[np.float32],
+        finite: npt.NDArray[np.bool_],
+        *,
+        gemv: bool,
+        bias: npt.NDArray[np.float32] | None = None,
+        residual: npt.NDArray[np.float32] | None = None,
+    ) -> None: ...
 
 # Scalar definitions and row operations on arrays, for tests (cpp/bindings_reference.cpp).
 reference: Any

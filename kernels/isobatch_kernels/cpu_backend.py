@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from isobatch_kernels import _cpu
 from isobatch_kernels.paths import PathCounter
+from isobatch_kernels.policy import EXACT
 from isobatch_kernels.program import (
     AllGather,
     Buffer,
@@ -36,6 +37,8 @@ from isobatch_kernels.step import Float32, Int32, Stat, StepInput, StepOutput
 # As a numpy scalar: members of an enum cost a microsecond each time they are looked up.
 _TOP_K = np.uint32(Stat.TOP_K)
 _NO_LOGITS = np.empty((0, 0), dtype=np.float32)
+# Most inputs that share a scale and bias in the packed weights of a float layer.
+_FLOAT_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +255,6 @@ class _Builder:
             case Quantize():
                 add("quantize", x=at(op.x), out=at(op.out))
             case Linear():
-                if op.policy != "exact":
-                    raise ValueError(f"[linear] policy must be 'exact', got {op.policy!r}")
                 add(
                     "linear",
                     x=at(op.x),
@@ -262,6 +263,8 @@ class _Builder:
                     weights=weights,
                     vector=None if op.bias is None else _float32(op.bias),
                     wanted_only=op.wanted_only,
+                    policy=op.policy,
+                    threshold_rows=op.threshold_rows,
                 )
             case RopeWriteKV():
                 add("rope_write_kv", x=at(op.qkv), layer=op.layer)
@@ -283,6 +286,8 @@ class _Builder:
     def _linear_weights(self, op: Linear) -> list[int]:
         """Repacks a layer's weights; neighbours of one format become one matrix."""
         block = self._buffers[op.x][1].activation_block if op.x in self._buffers else 0
+        if op.policy != EXACT:
+            block = _FLOAT_BLOCK
         return [self._pack(tuple(group), block) for _, group in groupby(op.weights, key=_format)]
 
     def _embedding(self, weight: Weight) -> int:

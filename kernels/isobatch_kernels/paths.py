@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from isobatch_kernels.policy import EXACT, float_path
 from isobatch_kernels.program import (
     Embed,
     GateQuantize,
@@ -45,15 +46,18 @@ class PathCounter:
 
     def __init__(self, program: Program, unit: str) -> None:
         self._unit = unit
-        # (op, whether its rows are wanted positions) -> ops
-        self._ops: Counter[tuple[str, bool]] = Counter()
+        # (op, whether its rows are wanted positions, a float policy and its rows) -> ops
+        self._ops: Counter[tuple[str, bool, str, int]] = Counter()
         for op in program.ops:
             name = _NAMES.get(type(op))
             if name is not None:
                 wanted = isinstance(op, RowStatistics) or (
                     isinstance(op, NormQuantize | Linear) and op.wanted_only
                 )
-                self._ops[name, wanted] += 1
+                policy, threshold_rows = EXACT, 0
+                if isinstance(op, Linear):
+                    policy, threshold_rows = op.policy, op.threshold_rows
+                self._ops[name, wanted, policy, threshold_rows] += 1
         # Steps of one size count the same.
         self._count = functools.lru_cache(maxsize=64)(self._count_sizes)
 
@@ -67,12 +71,14 @@ class PathCounter:
 
     def _count_sizes(self, num_tokens: int, num_wanted: int, decode: int) -> Sequence[PathCount]:
         counts: list[PathCount] = []
-        for (op, wanted), dispatches in self._ops.items():
+        for (op, wanted, policy, threshold_rows), dispatches in self._ops.items():
             rows = num_wanted if wanted else num_tokens
             if op == "paged_attention":
                 parts = [("attention_decode", decode), ("attention_prefill", rows - decode)]
             elif op == "linear":
-                parts = [(linear_path(rows), rows)]
+                exact = policy == EXACT
+                path = linear_path(rows) if exact else float_path(policy, threshold_rows, rows)
+                parts = [(path, rows)]
             else:
                 parts = [("other", rows)]
             counts.extend(

@@ -118,7 +118,7 @@ class Linear:
 
     Several weights of equal K are one merged matrix, concatenated along N. `out` may be the
     residual buffer itself. `x` is a quantised buffer for quantised weights and an fp32 buffer for
-    dense ones.
+    dense ones, or under a float policy.
     """
 
     x: str
@@ -126,7 +126,8 @@ class Linear:
     out: str
     bias: Array | None = None  # (N,) float32
     residual: str | None = None
-    policy: str = "exact"  # kernel policy; later issues add float policies
+    policy: str = "exact"  # kernel policy (policy.py); under a float one, x is fp32 rows
+    threshold_rows: int = 0  # of the policy "threshold": most rows computed one by one
     wanted_only: bool = False  # rows are wanted positions, `out` is the logits
     name: str = ""  # for messages, for example "layers.3.mlp.down"
 

@@ -11,6 +11,7 @@ NB_MODULE(_cpu, module) {
              "Whether this processor and this build have the unit.");
   module.def("usable_cpus", &isobatch::usable_cpus, "CPUs of the affinity mask, limited by the control group's quota.");
   isobatch::bind_engine(module);
+  isobatch::bind_float(module);
   isobatch::bind_linear(module);
   isobatch::bind_reference(module);
 }

@@ -45,6 +45,7 @@ inline int activation_limit(int bits) {
 }
 
 void bind_engine(nb::module_& module);
+void bind_float(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_reference(nb::module_& module);
 

@@ -110,8 +110,19 @@ OpKind op_kind(const std::string& name) {
   throw std::invalid_argument("[engine] unknown op " + name);
 }
 
+LinearPolicy linear_policy(const std::string& name) {
+  static const std::pair<const char*, LinearPolicy> policies[] = {
+      {"exact", LinearPolicy::kExact}, {"gemv", LinearPolicy::kGemv}, {"gemm", LinearPolicy::kGemm},
+      {"threshold", LinearPolicy::kThreshold}};
+  for (const auto& [text, policy] : policies) {
+    if (name == text) return policy;
+  }
+  throw std::invalid_argument("[linear] policy must be exact, gemv, gemm or threshold, got " + name);
+}
+
 void add_op(Engine& engine, const std::string& kind, int x, int out, int residual, const std::vector<int>& weights,
-            std::optional<In<float, 1>> vector, float epsilon, int layer, int window, bool wanted_only) {
+            std::optional<In<float, 1>> vector, float epsilon, int layer, int window, bool wanted_only,
+            const std::string& policy, int threshold_rows) {
   Op op;
   op.kind = op_kind(kind);
   op.x = x;
@@ -123,6 +134,8 @@ void add_op(Engine& engine, const std::string& kind, int x, int out, int residua
   op.layer = layer;
   op.window = window;
   op.wanted_only = wanted_only;
+  op.policy = linear_policy(policy);
+  op.threshold_rows = threshold_rows;
   engine.add_op(std::move(op));
 }
 
@@ -150,7 +163,8 @@ void bind_engine(nb::module_& module) {
       .def("add_dense", &add_dense, nb::arg("matrices"), nb::arg("bfloat"))
       .def("add_op", &add_op, nb::arg("kind"), nb::kw_only(), nb::arg("x") = -1, nb::arg("out") = -1, nb::arg("residual") = -1,
            nb::arg("weights") = std::vector<int>(), nb::arg("vector").none() = nb::none(), nb::arg("epsilon") = 0.0f,
-           nb::arg("layer") = 0, nb::arg("window") = 0, nb::arg("wanted_only") = false)
+           nb::arg("layer") = 0, nb::arg("window") = 0, nb::arg("wanted_only") = false,
+           nb::arg("policy") = "exact", nb::arg("threshold_rows") = 0)
       .def("run", &run_step, "Computes a step into the given result arrays; returns (forward_ns, statistics_ns).")
       .def("logits",
            [](nb::object self, int rows) {

@@ -22,11 +22,11 @@ int64_t now_ns() {
 
 Unit find_unit(const std::string& name) {
   const CpuFeatures cpu = detect_cpu_features();
-  if (name == "reference") return {reference_row_ops(), reference_linear_ops()};
-  if (name == "scalar") return {scalar_row_ops(), scalar_linear_ops()};
-  if (name == "avx2" && cpu.avx2) return {avx2_row_ops(), avx2_linear_ops()};
-  if (name == "vnni" && cpu.avx512_vnni) return {avx512_row_ops(), avx512_linear_ops()};
-  if (name == "neon" && cpu.neon) return {neon_row_ops(), cpu.dotprod ? neon_dotprod_linear_ops() : neon_linear_ops()};
+  if (name == "reference") return {reference_row_ops(), reference_linear_ops(), reference_float_ops()};
+  if (name == "scalar") return {scalar_row_ops(), scalar_linear_ops(), scalar_float_ops()};
+  if (name == "avx2" && cpu.avx2) return {avx2_row_ops(), avx2_linear_ops(), avx2_float_ops()};
+  if (name == "vnni" && cpu.avx512_vnni) return {avx512_row_ops(), avx512_linear_ops(), avx512_float_ops()};
+  if (name == "neon" && cpu.neon) return {neon_row_ops(), cpu.dotprod ? neon_dotprod_linear_ops() : neon_linear_ops(), neon_float_ops()};
   return {};
 }
 
@@ -136,12 +136,21 @@ void Engine::check_linear(const Op& op) const {
     const Weight& w = weights_[index];
     outputs += w.outputs();
     require(w.inputs() == x.width, "linear's x must be as wide as its weight's inputs");
+    if (op.policy != LinearPolicy::kExact) continue;
     require((x.block != 0) == (w.quantized != nullptr), "quantised weights take quantised activations, dense weights fp32");
     if (!w.quantized) continue;
     const PackedView& v = w.quantized->view;
     require(v.b == std::min(v.G, x.block), "linear's sub-blocks must be min(group size, activation block)");
     require(v.b == x.block || x.half_sums, "groups of 16 need half sums of the activations");
   }
+  if (op.policy != LinearPolicy::kExact) {
+    require(x.block == 0, "a float linear's x must be fp32");
+    for (int index : op.weights) {
+      require((weights_[index].quantized != nullptr) == (weights_[op.weights[0]].quantized != nullptr),
+              "a float linear's weights must be all quantised or all dense");
+    }
+  }
+  require(op.threshold_rows >= 0, "linear's threshold_rows must not be negative, got " + std::to_string(op.threshold_rows));
   require(out.width == outputs && out.block == 0, "linear's out must be fp32 and as wide as the weights' outputs");
   require(op.vector.empty() || (int)op.vector.size() == outputs, "linear's bias must have one value an output");
   require(op.residual < 0 || (buffers_[op.residual].width == outputs && buffers_[op.residual].block == 0),
@@ -215,6 +224,7 @@ void Engine::prepare_step(const StepArrays& step) {
     dense_rows_.ensure((size_t)step.tokens * dense_width * sizeof(float));
     dense_powers_.ensure((size_t)step.tokens * sizeof(float));
   }
+  prepare_float_rows(step);
   for (size_t i = 0; i < 2 * ops_.size(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kv_pool.h"
-#include "linear.h"
+#include "linear_float.h"
 #include "row_ops.h"
 #include "step.h"
 #include "thread_pool.h"
@@ -18,6 +18,7 @@ namespace isobatch {
 struct Unit {
   const RowOps* rows = nullptr;
   const LinearOps* linears = nullptr;
+  const FloatLinearOps* floats = nullptr;
   bool available() const { return rows && linears; }
 };
 // "reference", "scalar", "avx2", "vnni" or "neon"; not available where this processor or this build lacks it.
@@ -43,6 +44,8 @@ struct Op {
   float epsilon = 0;
   int layer = 0, window = 0;
   bool wanted_only = false;
+  LinearPolicy policy = LinearPolicy::kExact;  // of a linear layer
+  int threshold_rows = 0;                      // of the policy kThreshold: most rows that take the GEMV
 };
 
 // A per-token buffer: fp32 rows, or quantised activations in blocks.
@@ -101,6 +104,9 @@ class Engine {
   void gate(int index, WorkCounter& work);
   void linear(int index, WorkCounter& prepare, WorkCounter& work);
   void dense_linear(int index, const LinearOutput& out, WorkCounter& prepare, WorkCounter& work);
+  void prepare_float_rows(const StepArrays& step);
+  static bool takes_gemv(const Op& op, int rows);
+  void float_linear(int index, const LinearOutput& out, WorkCounter& prepare, WorkCounter& work);
   void rope_write_kv(int index, WorkCounter& work);
   void attention(const Op& op, WorkCounter& work, WorkCounter& merge, int thread);
   void attention_by_chunks(const Op& op, WorkCounter& work, WorkCounter& merge, float* scratch);
@@ -132,6 +138,7 @@ class Engine {
   std::vector<int32_t> token_rows_;          // by token: its row
   std::vector<uint32_t> non_finite_, wanted_non_finite_;
   AlignedBuffer dense_rows_, dense_powers_;
+  AlignedBuffer float_rows_, float_sums_;
   AlignedBuffer partials_;
   std::vector<uint8_t> present_;
   int max_chunks_ = 0;

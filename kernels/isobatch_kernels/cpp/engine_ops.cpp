@@ -93,6 +93,10 @@ void Engine::linear(int index, WorkCounter& prepare, WorkCounter& work) {
     out.residual_stride = buffers_[op.residual].width;
   }
   out.plus_zero = op.wanted_only;
+  if (op.policy != LinearPolicy::kExact) {
+    float_linear(index, out, prepare, work);
+    return;
+  }
   if (weights_[op.weights[0]].dense) {
     dense_linear(index, out, prepare, work);
     return;

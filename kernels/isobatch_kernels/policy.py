@@ -1,0 +1,101 @@
+"""Kernel policies of linear layers: class X1, and the float arithmetic of other engines.
+
+`exact` is the product. The others exist so that their effect can be seen and measured: they
+multiply fp16 activations with dequantised weights, and some of them pick another kernel, which
+rounds otherwise, when other requests share the step (docs/numerics.md section 7).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+from isobatch_kernels.program import Buffer, Linear, Op, Program, Quantize
+
+
+EXACT: Final = "exact"
+MLX: Final = "mlx"
+# Each knows its kernel from the rows of a step alone.
+ROW_POLICIES: Final = ("threshold", "gemv", "gemm")
+POLICIES: Final = (EXACT, MLX, *ROW_POLICIES)
+DEFAULT_THRESHOLD_ROWS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPolicy:
+    """Which kernels linear layers may use."""
+
+    name: str = EXACT
+    # Of `threshold`: most rows that are computed row by row.
+    threshold_rows: int = DEFAULT_THRESHOLD_ROWS
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown policy or a negative number of rows."""
+        if self.name not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ValueError(f"[policy] policy must be one of {known}, got {self.name!r}")
+        if self.threshold_rows < 0:
+            raise ValueError(
+                f"[policy] threshold_rows must not be negative, got {self.threshold_rows}"
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this is class X1."""
+        return self.name == EXACT
+
+    def class_prefix(self) -> str:
+        """What a float class's id begins with: two policies never share an id.
+
+        Raises ValueError for `exact`, whose id is the contract's.
+        """
+        if self.is_exact:
+            raise ValueError("[policy] a float class needs a float policy, got 'exact'")
+        rows = str(self.threshold_rows) if self.name == "threshold" else ""
+        return f"F1-{self.name}{rows}"
+
+
+def apply_policy(program: Program, policy: KernelPolicy) -> Program:
+    """Return the program with every linear layer under `policy`.
+
+    Float policies read fp32 rows, so quantised buffers become rows, and the ops that only
+    quantise go away: their readers read what they read.
+    """
+    if policy.is_exact:
+        return program
+    sources = {op.out: op.x for op in program.ops if isinstance(op, Quantize)}
+    names = program.names or tuple("" for _ in program.ops)
+    kept = [
+        (_float_op(op, policy, sources), name)
+        for op, name in zip(program.ops, names, strict=True)
+        if not isinstance(op, Quantize)
+    ]
+    return dataclasses.replace(
+        program,
+        buffers=tuple(
+            Buffer(buffer.name, buffer.width)
+            for buffer in program.buffers
+            if buffer.name not in sources
+        ),
+        ops=tuple(op for op, _ in kept),
+        names=tuple(name for _, name in kept) if program.names else (),
+    )
+
+
+def _float_op(op: Op, policy: KernelPolicy, sources: dict[str, str]) -> Op:
+    if not isinstance(op, Linear):
+        return op
+    return dataclasses.replace(
+        op,
+        x=sources.get(op.x, op.x),
+        policy=policy.name,
+        threshold_rows=policy.threshold_rows if policy.name == "threshold" else 0,
+    )
+
+
+def float_path(policy: str, threshold_rows: int, rows: int) -> str:
+    """Return the kernel path of a float linear layer for a number of rows."""
+    if policy == "gemv" or (policy == "threshold" and rows <= threshold_rows):
+        return "gemv"
+    return "mlx" if policy == MLX else "gemm"
