@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from executor_service import logs, settings, socket_paths
 from executor_service.errors import ConfigError
 from executor_service.models.registry import DEFAULT_MODEL
+from isobatch_kernels.kernel_policy import DEFAULT_THRESHOLD_ROWS, EXACT, POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,10 @@ class ExecutorConfig:
     activations: int = 12
     # Compute threads; 0 takes all cores (engine).
     threads: int = 0
+    # Kernel policy of linear layers; all but exact are for comparison alone (engine).
+    policy: str = EXACT
+    # Most rows that policy threshold computes row by row (engine).
+    threshold_rows: int = DEFAULT_THRESHOLD_ROWS
     # Where the cost curve comes from: auto measures once and remembers, measure measures at every
     # start, off has none (engine).
     profile: str = "auto"
@@ -70,8 +75,11 @@ class ExecutorConfig:
         _require(0 <= self.threads <= 1024, "threads", "must be in 0..1024", self.threads)
         _require(0 <= self.drain_seconds < float("inf"), "drain_seconds",
                  "must be a finite number of at least 0", self.drain_seconds)  # fmt: skip
+        rows = self.threshold_rows
+        _require(0 <= rows <= 65536, "threshold_rows", "must be in 0..65536", rows)
         choices = {
             "backend": BACKENDS,
+            "policy": POLICIES,
             "unit": UNITS,
             "profile": PROFILES,
             "log_level": logs.LEVELS,
@@ -80,6 +88,8 @@ class ExecutorConfig:
         for name, allowed in choices.items():
             value = getattr(self, name)
             _require(value in allowed, name, f"must be one of {', '.join(allowed)}", value)
+        is_integer = self.policy == EXACT or self.activations == 12
+        _require(is_integer, "activations", "must be 12 but for policy exact", self.activations)
         is_cpu = self.backend in ("auto", "cpu") or self.unit == "auto"
         _require(is_cpu, "unit", f"must be auto for backend {self.backend}", self.unit)
         socket_paths.socket_path(self.listen)
@@ -102,6 +112,9 @@ HELP: Final[Mapping[str, str]] = {
     "unit": f"instruction set of the CPU's kernels: {', '.join(UNITS)}",
     "activations": "bits of the activations' integers: 12, or 8 (faster, coarser, CPU only)",
     "threads": "compute threads; 0 for all cores",
+    "policy": f"kernels of linear layers: {', '.join(POLICIES)}; all but exact let another "
+    "request's rows change results or are slow, and are for comparison alone",
+    "threshold_rows": "most rows that policy threshold computes row by row",
     "profile": "the measured cost of steps: auto (once, then remembered), measure (now) or off",
     "drain_seconds": "longest time that a live session gets to end after SIGTERM",
     "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from executor_service.engine.profile import Profile
+from isobatch_kernels.kernel_policy import KernelPolicy
 
 if TYPE_CHECKING:
     from executor_service.engine.step_request import Limits
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # Contract version 1, fp16 keys and values (docs/numerics.md section 6).
 CLASS_FORMAT: Final = "X1.1-a{activation_bits}-kvf16-rope{rope_digest}"
+EXACT_POLICY: Final = KernelPolicy()
 KV_CLASS: Final = "f16"
 MAX_TOP_K: Final = 1024
 
@@ -68,9 +70,13 @@ class Capabilities:
     profile: Profile = field(default_factory=Profile)
 
 
-def numeric_class(rope_digest: str, activation_bits: int = 12) -> str:
+def numeric_class(
+    rope_digest: str, activation_bits: int = 12, policy: KernelPolicy = EXACT_POLICY
+) -> str:
     """Return the numeric class id: states of two classes never meet."""
-    return CLASS_FORMAT.format(activation_bits=activation_bits, rope_digest=rope_digest)
+    if policy.is_exact:
+        return CLASS_FORMAT.format(activation_bits=activation_bits, rope_digest=rope_digest)
+    return f"{policy.class_prefix()}-a16f-kvf16-rope{rope_digest}"
 
 
 def backend_name(unit: str) -> str:

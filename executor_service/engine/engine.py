@@ -34,6 +34,8 @@ from executor_service.kv_cache.sizing import block_bytes, num_blocks
 from executor_service.models.cache import cache_folder
 from executor_service.models.load import load_model
 from isobatch_kernels.build_digest import build_digest
+from isobatch_kernels.float_program import apply_policy
+from isobatch_kernels.kernel_policy import KernelPolicy
 from isobatch_kernels.rope_table import positions_needed
 
 if TYPE_CHECKING:
@@ -105,12 +107,13 @@ def build_engine(
     Without `may_measure` the profile is the stored one, or none.
     """
     model = load_model(location)
+    policy = KernelPolicy(config.policy, config.threshold_rows)
     dimensions = model.program.dimensions
     machine_bytes = psutil.virtual_memory().total
     blocks = num_blocks(dimensions, BLOCK_SIZE, config.kv_memory_mb, machine_bytes)
     num_positions = positions_needed(dimensions.context_length, blocks * BLOCK_SIZE)
     program = replace(
-        model.program,
+        apply_policy(model.program, policy),
         # Nothing can be cached at the positions that are left out.
         dimensions=replace(dimensions, context_length=num_positions),
         activation_bits=config.activations,
@@ -141,7 +144,7 @@ def build_engine(
         context_length=dimensions.context_length,
         max_top_k=min(MAX_TOP_K, dimensions.vocab_size),
     )
-    runner = ModelRunner(model.program.names, backend)
+    runner = ModelRunner(program.names, backend)
     cache = KvCacheManager(blocks, BLOCK_SIZE, backend.zero_blocks)
     warm_up(runner, cache, limits)
     num_threads = getattr(backend, "num_threads", config.threads)
@@ -152,7 +155,7 @@ def build_engine(
         num_threads=num_threads,
         build=build_digest(backend.unit),
         weights_digest=model.weights_digest,
-        numeric_class=numeric_class(backend.rope_digest, config.activations),
+        numeric_class=numeric_class(backend.rope_digest, config.activations, policy),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_blocks=blocks,
@@ -194,7 +197,7 @@ def build_engine(
         session=session,
         backend=backend,
         kv_pool_bytes=blocks * block_bytes(dimensions, BLOCK_SIZE),
-        weight_bytes=weight_bytes(model.program),
+        weight_bytes=weight_bytes(program),
         speed=SpeedCheck(runner, cache, limits, profile),
         profile_file=store.path(key),
     )

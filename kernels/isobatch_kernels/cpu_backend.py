@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from isobatch_kernels import _cpu
+from isobatch_kernels.kernel_policy import EXACT
 from isobatch_kernels.paths import PathCounter
-from isobatch_kernels.policy import EXACT
 from isobatch_kernels.program import (
     AllGather,
     Buffer,

@@ -15,6 +15,8 @@ from isobatch_kernels.cpu_units import (
     named_unit,
     native_module_error,
 )
+from isobatch_kernels.float_program import policy_of
+from isobatch_kernels.kernel_policy import EXACT, ROW_POLICIES
 
 if TYPE_CHECKING:
     from isobatch_kernels.program import Program
@@ -100,6 +102,21 @@ def _cpu_backend(program: Program, sizes: _Sizes, unit: str, num_threads: int) -
     return CpuBackend(program, limits, unit=choose_unit(unit, program.activation_bits))
 
 
+def _float_backend(
+    program: Program, policy: str, sizes: _Sizes, backend: str, unit: str, num_threads: int
+) -> Backend:
+    """Builds what runs a float policy: "auto" is the CPU, whatever devices there are."""
+    if policy not in ROW_POLICIES:
+        raise RuntimeError(f"[dispatch] policy {policy} has no backend yet, got backend {backend}")
+    if backend in DEVICES:
+        raise RuntimeError(
+            f"[dispatch] policy {policy} needs backend cpu or reference, got {backend!r}"
+        )
+    return _cpu_backend(
+        program, sizes, "reference" if backend == "reference" else unit, num_threads
+    )
+
+
 _NEEDS = {
     "cpu": "the native CPU module must be built (reinstall isobatch with a C++ compiler)",
     "metal": "backend metal needs MLX and a Mac with Apple silicon",
@@ -169,6 +186,9 @@ def create_backend(
     if num_threads < 0:
         raise ValueError(f"[dispatch] num_threads must not be negative, got {num_threads}")
     sizes = _Sizes(num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+    policy = policy_of(program)
+    if policy != EXACT:
+        return _float_backend(program, policy, sizes, backend, unit, num_threads)
     if backend in DEVICES:
         return _device_backend(backend, program, sizes)
     if backend == "reference":

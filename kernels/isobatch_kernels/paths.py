@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isobatch_kernels.policy import EXACT, float_path
+from isobatch_kernels.kernel_policy import EXACT, float_path
 from isobatch_kernels.program import (
     Embed,
     GateQuantize,

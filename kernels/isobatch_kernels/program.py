@@ -126,7 +126,7 @@ class Linear:
     out: str
     bias: Array | None = None  # (N,) float32
     residual: str | None = None
-    policy: str = "exact"  # kernel policy (policy.py); under a float one, x is fp32 rows
+    policy: str = "exact"  # kernel policy (kernel_policy.py); under a float one, x is fp32 rows
     threshold_rows: int = 0  # of the policy "threshold": most rows computed one by one
     wanted_only: bool = False  # rows are wanted positions, `out` is the logits
     name: str = ""  # for messages, for example "layers.3.mlp.down"

@@ -60,6 +60,7 @@ void test_attention();
 void test_statistics();
 void test_linear();
 void test_dense();
+void test_float();
 void test_pool();
 void test_engine();
 void test_wrong_steps();

@@ -17,7 +17,8 @@ struct Group {
 };
 constexpr Group kGroups[] = {{"quantize", test_quantize},     {"rope", test_rope},     {"attention", test_attention},
                              {"statistics", test_statistics}, {"linear", test_linear}, {"dense", test_dense},
-                             {"pool", test_pool},             {"engine", test_engine}, {"wrong_steps", test_wrong_steps}};
+                             {"float", test_float},           {"pool", test_pool},
+                             {"engine", test_engine}, {"wrong_steps", test_wrong_steps}};
 
 bool wanted(const Group& group, int count, char** names) {
   for (int i = 1; i < count; i++) {

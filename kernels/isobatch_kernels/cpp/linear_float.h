@@ -1,4 +1,4 @@
-// Float linear layers of the classes for comparison (docs/numerics.md section 7): what engines do that multiply fp16
+// Float linear layers of the classes for comparison (docs/numerics.md section 8): what engines do that multiply fp16
 // activations with dequantised weights. Two kernels whose sums round differently; each gives one row the same bits
 // whatever the other rows are, and the same bits on every instruction set.
 #pragma once

@@ -1,4 +1,4 @@
-// The float linear layers in scalar code, written to be read beside docs/numerics.md section 7. Slow on purpose.
+// The float linear layers in scalar code, written to be read beside docs/numerics.md section 8. Slow on purpose.
 #include <cmath>
 
 #include "linear_float.h"

@@ -222,7 +222,10 @@ def weight(outputs: int, inputs: int) -> QuantizedWeight:
         ({"ops": (Linear("a", (weight(9, 64),), "x"),)}, "as wide as the weights' outputs"),
         ({"ops": (Linear("a", (weight(64, 64),), "b"),)}, "known buffers, got 'b'"),
         ({"ops": (Linear("x", (weight(64, 64),), "x"),)}, "quantised x"),
-        ({"ops": (Linear("a", (weight(64, 64),), "x", policy="fast"),)}, "policy must be 'exact'"),
+        (
+            {"ops": (Linear("a", (weight(64, 64),), "x", policy="fast"),)},
+            "policy must be exact, gemv, gemm or threshold",
+        ),
         ({"buffers": (Buffer("a", 64, 48),)}, "32 or 64 elements, got 48"),
     ],
 )

@@ -112,9 +112,7 @@ def test_results_are_halves_near_the_true_product() -> None:
 @pytest.mark.parametrize("unit", [*UNITS, "reference"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_row_is_told_and_touches_no_other(
-    unit: str, kernel: str, bad: float
-) -> None:
+def test_a_non_finite_row_is_told_and_touches_no_other(unit: str, kernel: str, bad: float) -> None:
     n, k = 40, 128
     layer = _quantized(unit, _arrays(n, k, 4, 64))
     x = _rows(6, k)

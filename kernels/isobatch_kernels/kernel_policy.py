@@ -2,17 +2,13 @@
 
 `exact` is the product. The others exist so that their effect can be seen and measured: they
 multiply fp16 activations with dequantised weights, and some of them pick another kernel, which
-rounds otherwise, when other requests share the step (docs/numerics.md section 7).
+rounds otherwise, when other requests share the step (docs/numerics.md section 8).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Final
-
-from isobatch_kernels.program import Buffer, Linear, Op, Program, Quantize
-
 
 EXACT: Final = "exact"
 MLX: Final = "mlx"
@@ -54,44 +50,6 @@ class KernelPolicy:
             raise ValueError("[policy] a float class needs a float policy, got 'exact'")
         rows = str(self.threshold_rows) if self.name == "threshold" else ""
         return f"F1-{self.name}{rows}"
-
-
-def apply_policy(program: Program, policy: KernelPolicy) -> Program:
-    """Return the program with every linear layer under `policy`.
-
-    Float policies read fp32 rows, so quantised buffers become rows, and the ops that only
-    quantise go away: their readers read what they read.
-    """
-    if policy.is_exact:
-        return program
-    sources = {op.out: op.x for op in program.ops if isinstance(op, Quantize)}
-    names = program.names or tuple("" for _ in program.ops)
-    kept = [
-        (_float_op(op, policy, sources), name)
-        for op, name in zip(program.ops, names, strict=True)
-        if not isinstance(op, Quantize)
-    ]
-    return dataclasses.replace(
-        program,
-        buffers=tuple(
-            Buffer(buffer.name, buffer.width)
-            for buffer in program.buffers
-            if buffer.name not in sources
-        ),
-        ops=tuple(op for op, _ in kept),
-        names=tuple(name for _, name in kept) if program.names else (),
-    )
-
-
-def _float_op(op: Op, policy: KernelPolicy, sources: dict[str, str]) -> Op:
-    if not isinstance(op, Linear):
-        return op
-    return dataclasses.replace(
-        op,
-        x=sources.get(op.x, op.x),
-        policy=policy.name,
-        threshold_rows=policy.threshold_rows if policy.name == "threshold" else 0,
-    )
 
 
 def float_path(policy: str, threshold_rows: int, rows: int) -> str:
