@@ -15,14 +15,17 @@ _COMMANDS: Final = (
     "chat",
     "config",
     "doctor",
+    "explain",
     "generate",
     "models",
     "pull",
+    "replay",
     "serve",
     "service",
     "stats",
     "tokenize",
     "top",
+    "trace",
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +18,9 @@ from scheduler_service.cli.options import (
     generation_params,
     json_option,
     private_server_options,
+    trace_options,
 )
+from scheduler_service.cli.trace_files import write_trace
 
 if TYPE_CHECKING:
     from scheduler_service.client import Client, Completion, GenerationParams, Prompt
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for the whole answer."
 )
+@trace_options
 @private_server_options
 @address_option
 @json_option
@@ -40,6 +45,8 @@ def command(
     raw: bool,
     show_stats: bool,
     timeout: float | None,
+    trace_path: Path | None,
+    trace_kv: bool,
     serve_privately: bool,
     threads: int | None,
     kv_memory_mb: int | None,
@@ -55,6 +62,8 @@ def command(
     """
     if raw and system:
         raise click.UsageError("--system needs the chat template: leave --raw out")
+    if trace_kv and trace_path is None:
+        raise click.UsageError("--trace-kv needs --trace FILE")
     text = given_or_stdin(prompt, "--prompt")
     with connected_or_private(
         address,
@@ -66,13 +75,16 @@ def command(
         completion = _ask(
             client,
             _prompt(text, system, raw=raw),
-            generation_params(**sampling),
+            replace(generation_params(**sampling), trace=trace_path is not None, trace_kv=trace_kv),
             model=served_model,
             timeout=timeout,
             stream_text=not as_json,
         )
+        if trace_path is not None:
+            write_trace(trace_path, completion.trace)
         if as_json:
-            output.write_json(completion)
+            # The trace has its own file, and is no text.
+            output.write_json(replace(completion, trace=b""))
         elif _is_cut(completion, sampling["max_tokens"]):
             count = completion.usage.num_generated_tokens
             output.note(f"The answer was cut at {count} tokens; --max-tokens allows more.")

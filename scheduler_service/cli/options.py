@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -53,6 +54,18 @@ _GENERATION_OPTIONS: Final = (
     click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; repeatable."),
 )
 
+_TRACE_OPTIONS: Final = (
+    click.option(
+        "--trace",
+        "trace_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Trace the request into this file; see isobatch explain, replay and trace.",
+    ),
+    click.option(
+        "--trace-kv", is_flag=True, help="With --trace: digests of the keys and values as well."
+    ),
+)
+
 _PRIVATE_SERVER_OPTIONS: Final = (
     click.option(
         "--serve",
@@ -75,6 +88,7 @@ def _all(options: tuple[Callable[[Any], Any], ...]) -> Callable[[_Function], _Fu
 
 
 generation_options = _all(_GENERATION_OPTIONS)
+trace_options = _all(_TRACE_OPTIONS)
 private_server_options = _all(_PRIVATE_SERVER_OPTIONS)
 
 

@@ -12,6 +12,8 @@ from scheduler_service.client._errors import IsobatchError, UnavailableError
 SERVICE_NAME: Final = "isobatch.scheduler.v1.SchedulerService"
 HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
 
+_MAX_MESSAGE_BYTES: Final = 64 << 20
+
 ChannelOptions = list[tuple[str, str | int]]
 
 # gRPC's own retries cover short gaps: four attempts within about a second, and only before the
@@ -46,6 +48,8 @@ def channel_options(address: str) -> ChannelOptions:
         ("grpc.max_reconnect_backoff_ms", 1000),
         # A proxy for the web must not be asked for a loopback address.
         ("grpc.enable_http_proxy", 0),
+        # The last piece of a long request's trace is larger than gRPC's 4 MiB.
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ]
     if not address.startswith("unix:"):
         options += [

@@ -84,6 +84,16 @@ def test_speculation_uses_the_pure_standard_library_and_the_core(path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("name", ["model", "compare", "explain", "export"])
+def test_what_is_said_of_traces_is_pure(name: str) -> None:
+    path = ROOT / "scheduler_service" / "tracing" / f"{name}.py"
+    assert roots(path) - PURE_STDLIB <= {"scheduler_service"}
+    own = {name for name in imported(path) if name.startswith("scheduler_service")}
+    assert all(
+        name.startswith(("scheduler_service.tracing.", "scheduler_service.core")) for name in own
+    )
+
+
 @pytest.mark.parametrize("path", modules("scheduler_service/client"), ids=relative)
 def test_client_is_grpc_generated_code_and_standard_library(path: Path) -> None:
     allowed = {"scheduler_service", "grpc", "grpc_health", "grpc_status", "google", "isobatch"}

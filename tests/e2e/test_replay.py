@@ -1,0 +1,155 @@
+"""Traced requests among random neighbours are run again, alone, and every digest is equal."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from scheduler_service.cli import app
+from scheduler_service.client import Client, Completion, GenerationParams
+from scheduler_service.wire import trace as wire
+from tests.support.services import running_pair
+from tests.support.tiny_model import Storage, write_directory
+from tests.support.tiny_pair import EXECUTOR_FLAGS, SHAPE
+
+NUM_NEIGHBOURS = 6
+NUM_TRACED = 4
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A scheduler over the tiny model, whose steps split prompts."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_directory(folder, SHAPE, Storage(4))
+    flags = ("--max-prefill-chunk", "24", "--trace-dir", str(folder.parent / "traces"))
+    with running_pair(folder, executor_flags=EXECUTOR_FLAGS, scheduler_flags=flags) as pair:
+        yield pair.schedulers[0].address
+
+
+def _request(rng: random.Random) -> tuple[list[int], GenerationParams]:
+    prompt = [rng.randrange(3, 280) for _ in range(rng.randrange(1, 90))]
+    params = GenerationParams(
+        max_tokens=rng.randrange(10, 40), ignore_eos=True, seed=rng.randrange(2**64)
+    )
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 0.9},
+        {"temperature": 1.2, "top_k": 9},
+        {"temperature": 3.0, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.7, "logit_bias": {7: 2.5, 11: -100.0}},
+    )
+    return prompt, replace(params, **rng.choice(kinds))
+
+
+@pytest.fixture(scope="module")
+def traced(address: str) -> list[Completion]:
+    """Traced requests, all of which ran beside neighbours that came and went."""
+    rng = random.Random(9)
+    is_over = threading.Event()
+    are_there = threading.Barrier(NUM_NEIGHBOURS + 1)
+    answers: list[Completion] = []
+    with Client(address) as client:
+
+        def crowd(seed: int) -> None:
+            own = random.Random(seed)
+            client.complete(*_request(own))
+            are_there.wait()
+            while not is_over.is_set():
+                client.complete(*_request(own))
+
+        threads = [threading.Thread(target=crowd, args=(seed,)) for seed in range(NUM_NEIGHBOURS)]
+        for thread in threads:
+            thread.start()
+        try:
+            are_there.wait()
+            for _ in range(NUM_TRACED):
+                prompt, params = _request(rng)
+                params = replace(params, trace=True, trace_kv=True)
+                answers.append(client.complete(prompt, params))
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
+    return answers
+
+
+def _run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app.cli, [str(each) for each in arguments])
+
+
+def test_every_digest_of_a_crowded_run_is_that_of_a_run_alone(
+    address: str, traced: list[Completion], tmp_path: Path
+) -> None:
+    num_crowded = 0
+    for index, answer in enumerate(traced):
+        path = tmp_path / f"{index}.isotrace"
+        path.write_bytes(answer.trace)
+        trace = wire.read(answer.trace)
+        num_crowded += sum(step.num_neighbours > 0 for step in trace.steps)
+        result = _run("replay", path, "--address", address, "--json")
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        positions = len(trace.header.prompt_token_ids) + len(answer.token_ids) - 1
+        assert found["num_compared_tokens"] == len(answer.token_ids)
+        assert found["num_compared_logits"] == len(answer.token_ids)
+        assert found["num_compared_positions"] == positions
+    assert num_crowded
+
+
+def test_provenance_of_every_position_is_the_traces_own_account(
+    traced: list[Completion],
+) -> None:
+    for answer in traced:
+        trace = wire.read(answer.trace)
+        own = {
+            position: step
+            for step in trace.steps
+            for position in range(step.start_position, step.start_position + step.num_row_tokens)
+        }
+        for block in trace.blocks:
+            for slot, step in enumerate(block.steps):
+                assert step is not None
+                mine = own[block.block_index * 16 + slot]
+                assert (step.step_id, step.num_tokens) == (mine.step_id, mine.num_step_tokens)
+                assert len(step.sequence_hashes) == mine.num_step_rows
+                paths = {(each.op, each.path) for each in mine.kernel_paths}
+                assert {(each.op, each.path) for each in step.kernel_paths} == paths
+
+
+def test_a_trace_that_was_tampered_with_is_told_apart(
+    address: str, traced: list[Completion], tmp_path: Path
+) -> None:
+    trace = wire.read(traced[0].trace)
+    victim = trace.blocks[0].digests[5]
+    path = tmp_path / "t.isotrace"
+    path.write_bytes(traced[0].trace.replace(victim, bytes(16)))
+    result = _run("explain", path, "--solo", "--address", address, "--json")
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    assert (found["first_kv_position"], found["first_kv_block"]) == (5, 0)
+    assert found["first_token"] is found["first_logits"] is None
+
+
+def test_a_replay_wants_the_class_of_the_trace(
+    address: str, traced: list[Completion], tmp_path: Path
+) -> None:
+    trace = wire.read(traced[1].trace)
+    other = wire.header(replace(trace.header, numeric_class="X9"))
+    head = wire.header(trace.header)
+    assert traced[1].trace.startswith(head)
+    path = tmp_path / "t.isotrace"
+    path.write_bytes(other + traced[1].trace.removeprefix(head))
+    refused = _run("replay", path, "--address", address)
+    assert refused.exit_code == 4
+    assert "the server must compute in class X9, got X1" in refused.stderr
+    solo = _run("explain", path, "--solo", "--address", address)
+    assert solo.exit_code == 0, solo.output
+    assert "The numeric classes differ: A X9, B X1" in solo.stdout
