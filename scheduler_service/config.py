@@ -28,6 +28,14 @@ class SchedulerConfig:
     max_prefill_chunk: int = 512
     # Most waiting requests (core).
     max_num_waiting: int = 1024
+    # Most tokens of waiting requests together (core).
+    max_waiting_tokens: int = 1_000_000
+    # After so long a waiting request rises by one priority class (core).
+    aging_seconds: float = 30.0
+    # Tokens that a client may be behind before its request is paused (slow_readers).
+    max_undelivered_tokens: int = 512
+    # Longest time that a request is paused because its client does not read (slow_readers).
+    slow_reader_seconds: float = 60.0
     # Longest time without an executor before live requests are given up (step_loop).
     recovery_deadline_seconds: float = 60.0
     # Longest wait for an answer of the executor before it counts as lost (executor_client).
@@ -60,16 +68,19 @@ class SchedulerConfig:
             "max_num_batched_tokens",
             "max_prefill_chunk",
             "max_num_waiting",
+            "max_waiting_tokens",
+            "max_undelivered_tokens",
         ):
             value = getattr(self, name)
             _require(value >= 1, name, "must be at least 1", value)
         _require(0 <= self.metrics_port <= 65535, "metrics_port", "must be in 0..65535",
                  self.metrics_port)  # fmt: skip
+        for name in ("aging_seconds", "slow_reader_seconds", "step_timeout_seconds"):
+            value = getattr(self, name)
+            _require(0 < value < float("inf"), name, "must be a finite number above 0", value)
         for name in ("recovery_deadline_seconds", "drain_seconds"):
             value = getattr(self, name)
             _require(0 <= value < float("inf"), name, "must be a finite number at least 0", value)
-        _require(0 < self.step_timeout_seconds < float("inf"), "step_timeout_seconds",
-                 "must be a finite number above 0", self.step_timeout_seconds)  # fmt: skip
         _require(self.log_level in logs.LEVELS, "log_level",
                  f"must be one of {', '.join(logs.LEVELS)}", self.log_level)  # fmt: skip
         _require(self.log_format in logs.FORMATS, "log_format",
@@ -137,6 +148,10 @@ _HELP: Mapping[str, str] = {
     "max_num_batched_tokens": "most tokens of one step",
     "max_prefill_chunk": "most tokens of one request's prefill in one step",
     "max_num_waiting": "most waiting requests",
+    "max_waiting_tokens": "most tokens of waiting requests together",
+    "aging_seconds": "after so long a waiting request rises by one priority class",
+    "max_undelivered_tokens": "tokens that a client may be behind before its request is paused",
+    "slow_reader_seconds": "longest pause because a client does not read, before it gets an error",
     "recovery_deadline_seconds": "longest time without an executor before requests are given up",
     "step_timeout_seconds": "longest wait for an answer of the executor before it counts as lost",
     "drain_seconds": "longest time that live requests get to end after SIGTERM",

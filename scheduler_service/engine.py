@@ -31,6 +31,7 @@ from scheduler_service.executor_client import (
 )
 from scheduler_service.fan_out import Totals
 from scheduler_service.metrics import ReconnectReason, SchedulerMetrics
+from scheduler_service.slow_readers import SlowReaders
 from scheduler_service.spans import Spans
 from scheduler_service.step_loop import Clock, StepLoop
 from scheduler_service.step_sampler import StepSampler
@@ -215,6 +216,7 @@ class Engine:
             self.totals,
             self._clock,
             None if self._spans is None else self._spans.step,
+            SlowReaders(self._config.max_undelivered_tokens, self._config.slow_reader_seconds),
         )
         _LOG.info("model_served", model=capabilities.model.model_id, device=capabilities.device)
         return ServedModel(capabilities, tokenizer, loop)
@@ -226,6 +228,8 @@ class Engine:
             max_num_batched_tokens=max_tokens,
             max_num_seqs=min(config.max_num_seqs, capabilities.max_num_seqs),
             max_num_waiting=config.max_num_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
+            aging_seconds=config.aging_seconds,
             block_size=model.block_size,
             num_blocks=model.num_blocks,
             context_length=model.context_length,

@@ -7,10 +7,11 @@ ServiceError                      code, reason, metadata, violations, retry dela
 │   └── ContextLengthError        INVALID_ARGUMENT    CONTEXT_LENGTH_EXCEEDED
 ├── UnknownModelError             NOT_FOUND           UNKNOWN_MODEL
 ├── DuplicateIdError              ALREADY_EXISTS      DUPLICATE_REQUEST_ID
-├── OverloadedError               RESOURCE_EXHAUSTED  QUEUE_FULL
+├── OverloadedError               RESOURCE_EXHAUSTED  QUEUE_FULL, DEADLINE_UNREACHABLE
+├── SlowReaderError               RESOURCE_EXHAUSTED  SLOW_READER
 ├── NotServingError               UNAVAILABLE         EXECUTOR_UNAVAILABLE, DRAINING
 ├── ExecutorChangedError          ABORTED             EXECUTOR_RESTARTED
-├── DeadlineError                 DEADLINE_EXCEEDED   DEADLINE_EXCEEDED
+├── DeadlineError                 DEADLINE_EXCEEDED   DEADLINE_EXCEEDED, DEADLINE_UNREACHABLE
 └── InternalError                 INTERNAL            NON_FINITE_ROW, INTERNAL
 ConfigurationError                (exit status 78) a flag or variable cannot be used
 ```
@@ -123,16 +124,26 @@ class DuplicateIdError(ServiceError):
 
 
 class OverloadedError(ServiceError):
-    """The waiting queue is at its bound."""
+    """The waiting queue is at a bound, or too long for the deadline; later it may be shorter."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def __init__(self, message: str, *, max_num_waiting: int) -> None:
+    def __init__(
+        self, message: str, *, retry_seconds: float, reason: str, metadata: Mapping[str, str]
+    ) -> None:
+        super().__init__(message, reason=reason, metadata=metadata, retry_seconds=retry_seconds)
+
+
+class SlowReaderError(ServiceError):
+    """The client did not take its output."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, limit_seconds: float) -> None:
         super().__init__(
-            message,
-            reason="QUEUE_FULL",
-            metadata={"max_num_waiting": str(max_num_waiting)},
-            retry_seconds=RETRY_SECONDS,
+            f"[generate] output must be read within {limit_seconds:g} s, got no read of what was "
+            "there for so long",
+            reason="SLOW_READER",
         )
 
 
@@ -155,15 +166,18 @@ class ExecutorChangedError(ServiceError):
 
 
 class DeadlineError(ServiceError):
-    """The deadline of the call passed."""
+    """The deadline of the call passed, or is too near for the prompt alone."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
-    def __init__(self) -> None:
-        super().__init__(
-            "[generate] the deadline of the call passed before the end",
-            reason="DEADLINE_EXCEEDED",
-        )
+    def __init__(
+        self,
+        message: str = "[generate] the deadline of the call passed before the end",
+        *,
+        reason: str = "DEADLINE_EXCEEDED",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason, metadata=metadata)
 
 
 class InternalError(ServiceError):
@@ -182,7 +196,25 @@ def from_core(error: core_errors.CoreError) -> ServiceError:
     if isinstance(error, core_errors.PromptTooLongError):
         return ContextLengthError(error)
     if isinstance(error, core_errors.QueueFullError):
-        return OverloadedError(str(error), max_num_waiting=error.max_num_waiting)
+        bound = "max_num_waiting" if error.unit == "requests" else "max_waiting_tokens"
+        return OverloadedError(
+            str(error),
+            reason="QUEUE_FULL",
+            metadata={bound: str(error.bound)},
+            retry_seconds=error.retry_seconds,
+        )
+    if isinstance(error, core_errors.DeadlineUnreachableError):
+        reason = "DEADLINE_UNREACHABLE"
+        metadata = {
+            "needed_seconds": f"{error.needed_seconds:.3f}",
+            "left_seconds": f"{error.left_seconds:.3f}",
+        }
+        if error.retry_seconds is None:
+            # No use in trying again: the prompt alone takes too long.
+            return DeadlineError(str(error), reason=reason, metadata=metadata)
+        return OverloadedError(
+            str(error), reason=reason, metadata=metadata, retry_seconds=error.retry_seconds
+        )
     if isinstance(error, core_errors.DuplicateRequestError):
         return DuplicateIdError(str(error))
     if isinstance(error, core_errors.InvalidParameterError):

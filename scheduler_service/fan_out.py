@@ -17,8 +17,9 @@ from scheduler_service.core import (
     TokenEmitted,
     finish_by_stop_string,
 )
-from scheduler_service.errors import DeadlineError, InternalError
+from scheduler_service.errors import DeadlineError, InternalError, SlowReaderError
 from scheduler_service.metrics import ModelMetrics, Outcome, PreemptionReason, PromptSource
+from scheduler_service.slow_readers import SlowReaders
 from scheduler_service.streams import TokenStream
 
 _LOG = logs.get_logger(__name__)
@@ -50,9 +51,16 @@ class FanOut:
     """
 
     def __init__(
-        self, totals: Totals, on_end: Callable[[RequestId, str], None] = lambda *_: None
+        self,
+        totals: Totals,
+        slow_readers: SlowReaders,
+        on_end: Callable[[RequestId, str], None] = lambda *_: None,
     ) -> None:
-        """Count what passes by in `totals`; call `on_end` with each request that ends, and how."""
+        """Count what passes by in `totals`; call `on_end` with each request that ends, and how.
+
+        `slow_readers` pauses streams that fall behind.
+        """
+        self.slow_readers = slow_readers
         self.streams: dict[RequestId, TokenStream] = {}
         # Live requests that want digests of their logits.
         self.digest_ids: set[RequestId] = set()
@@ -90,7 +98,6 @@ class FanOut:
         state: SchedulerState,
         metrics: ModelMetrics,
         now: float,
-        preemption: PreemptionReason = PreemptionReason.CAPACITY,
     ) -> None:
         """Give out all queued events at monotonic time `now`.
 
@@ -112,7 +119,7 @@ class FanOut:
                     metrics.prompt_tokens[PromptSource.PREFIX_MEMORY].inc(event.num_cached_tokens)
                 case RequestPreempted():
                     self._totals.num_preemptions += 1
-                    metrics.preemptions[preemption].inc()
+                    metrics.preemptions[PreemptionReason(event.reason.value)].inc()
                 case RequestFinished():
                     self._finish(event, stream, metrics, now)
                 case _:
@@ -137,6 +144,7 @@ class FanOut:
         if stream.push_token(event.token_id, now, digest):
             # The answer comes in front of other requests' events, which it does not concern.
             self._events.extendleft(finish_by_stop_string(state, event.request_id))
+        self.slow_readers.check(state, event.request_id, stream.num_pending, now)
 
     def _finish(
         self, event: RequestFinished, stream: TokenStream, metrics: ModelMetrics, now: float
@@ -144,6 +152,7 @@ class FanOut:
         del self.streams[event.request_id]
         self.digest_ids.discard(event.request_id)
         self._digests.pop(event.request_id, None)
+        self.slow_readers.forget(event.request_id)
         if event.reason is FinishReason.DEADLINE:
             stream.fail(DeadlineError())
         elif event.reason is FinishReason.ERROR:
@@ -155,7 +164,8 @@ class FanOut:
             outcome = _OUTCOMES[stream.ending.reason]
         elif event.reason is FinishReason.CANCELLED:
             # The stream was failed first, and the request cancelled because of it.
-            outcome = Outcome.ERROR
+            is_reader = isinstance(stream.error, SlowReaderError)
+            outcome = Outcome.CANCELLED if is_reader else Outcome.ERROR
         self._on_end(event.request_id, outcome.value)
         metrics.requests[outcome].inc()
         seconds = now - stream.request.arrival

@@ -64,7 +64,26 @@ class PreemptionReason(StrEnum):
     """Why a request lost its cached state."""
 
     CAPACITY = "capacity"
+    PRIORITY = "priority"
+    PAUSED = "paused"
     EXECUTOR_RESTART = "executor_restart"
+
+
+class RefusalReason(StrEnum):
+    """Why a request was not taken."""
+
+    INVALID = "invalid"
+    QUEUE_REQUESTS = "queue_requests"
+    QUEUE_TOKENS = "queue_tokens"
+    DEADLINE_UNREACHABLE = "deadline_unreachable"
+
+
+class WaitingClass(StrEnum):
+    """Priority class of a waiting request."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
 
 
 class ReconnectReason(StrEnum):
@@ -95,6 +114,10 @@ class ModelMetrics:
 
     requests_running: Gauge
     requests_waiting: Gauge
+    requests_waiting_by_class: dict[WaitingClass, Gauge]
+    waiting_tokens: Gauge
+    streams_paused: Gauge
+    refusals: dict[RefusalReason, Counter]
     requests: dict[Outcome, Counter]
     prompt_tokens: dict[PromptSource, Counter]
     generated_tokens: Counter
@@ -138,6 +161,12 @@ class SchedulerMetrics:
         model = ("model",)
         self._running = gauge("requests_running", "Requests that hold cache.", model)
         self._waiting = gauge("requests_waiting", "Requests that wait.", model)
+        self._waiting_class = gauge(
+            "requests_waiting_by_class", "Requests that wait, by priority.", ("model", "priority")
+        )
+        self._waiting_tokens = gauge("waiting_tokens", "Tokens of requests that wait.", model)
+        self._paused = gauge("streams_paused", "Requests whose reader is behind.", model)
+        self._refusals = counter("refusals", "Requests not taken.", ("model", "reason"))
         self._requests = counter("requests", "Requests that ended.", ("model", "outcome"))
         self._prompt_tokens = counter(
             "prompt_tokens",
@@ -203,6 +232,12 @@ class SchedulerMetrics:
         return ModelMetrics(
             requests_running=self._running.labels(model),
             requests_waiting=self._waiting.labels(model),
+            requests_waiting_by_class={
+                each: self._waiting_class.labels(model, each) for each in WaitingClass
+            },
+            waiting_tokens=self._waiting_tokens.labels(model),
+            streams_paused=self._paused.labels(model),
+            refusals={each: self._refusals.labels(model, each) for each in RefusalReason},
             requests={each: self._requests.labels(model, each) for each in Outcome},
             prompt_tokens={each: self._prompt_tokens.labels(model, each) for each in PromptSource},
             generated_tokens=self._generated.labels(model),

@@ -13,7 +13,7 @@ from scheduler_service import logs
 from scheduler_service.core import InvalidParameterError, Request, RequestId
 from scheduler_service.engine import Engine, ServedModel
 from scheduler_service.errors import InvalidRequestError, NotServingError, ServiceError, from_core
-from scheduler_service.metrics import Outcome, SchedulerMetrics
+from scheduler_service.metrics import Outcome, RefusalReason, SchedulerMetrics
 from scheduler_service.sampling import validate
 from scheduler_service.spans import Metadata, Spans
 from scheduler_service.step_loop import Clock
@@ -172,6 +172,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     def _count_rejected(self, model: ServedModel) -> None:
         instruments = self._metrics.for_model(model.capabilities.model.model_id)
         instruments.requests[Outcome.REJECTED].inc()
+        instruments.refusals[RefusalReason.INVALID].inc()
 
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """End a request by id."""

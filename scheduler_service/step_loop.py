@@ -10,9 +10,12 @@ called by other tasks at any `await` of the loop; the core allows for that.
 """
 
 import asyncio
+import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +41,19 @@ from scheduler_service.core import (
     record_kv_counts,
     submit,
 )
-from scheduler_service.errors import ServiceError, from_core
+from scheduler_service.errors import ServiceError, SlowReaderError, from_core
 from scheduler_service.executor_client import ExecutorSession
 from scheduler_service.fan_out import FanOut, Totals
 from scheduler_service.metrics import (
     ModelMetrics,
     Outcome,
-    PreemptionReason,
     PromptSource,
     RowPhase,
     StepPhase,
 )
+from scheduler_service.queue_metrics import refusal_reason, update_gauges
 from scheduler_service.sampling import WantedStatistics
+from scheduler_service.slow_readers import SlowReaders
 from scheduler_service.step_sampler import SampledStep, StepSampler
 from scheduler_service.streams import TokenStream
 from scheduler_service.tracing.tracer import Tracer
@@ -109,15 +113,19 @@ class StepLoop:
         totals: Totals,
         clock: Clock = time.monotonic,
         on_step: Callable[[TokenRowBatch, PhaseTimes, float], None] | None = None,
+        slow_readers: SlowReaders | None = None,
     ) -> None:
         """Schedule requests of `model` within `limits`; `clock` gives monotonic seconds.
 
         `on_step` is called with each computed step while the next one runs: its rows, its
-        times, and the executor's own account of its seconds.
+        times, and the executor's own account of its seconds. `slow_readers` pauses requests
+        that get too far ahead of their clients; None pauses nobody.
         """
         self.state = SchedulerState(limits, model=model.model_id)
         self._tracer = Tracer(metrics.trace_bytes.inc)
-        self.fan_out = FanOut(totals, self._tracer.end)
+        if slow_readers is None:
+            slow_readers = SlowReaders(sys.maxsize, math.inf)
+        self.fan_out = FanOut(totals, slow_readers, self._tracer.end)
         # True once a step of the present session was answered.
         self.has_progressed = False
         self._model = model
@@ -141,10 +149,12 @@ class StepLoop:
             submit(self.state, stream.request)
         except CoreError as error:
             self._metrics.requests[Outcome.REJECTED].inc()
+            self._metrics.refusals[refusal_reason(error)].inc()
             raise from_core(error) from error
         self.fan_out.open(stream)
         if stream.recorder is not None:
             self._tracer.open(stream.recorder)
+        stream.on_drained = partial(self._drained, stream.request.request_id)
         self._update_gauges()
         self._wake.set()
 
@@ -171,24 +181,35 @@ class StepLoop:
         self._dispatch()
 
     def expire(self) -> None:
-        """End the requests whose deadline has passed; for the time without a session."""
-        self.fan_out.add(expire(self.state, self._clock()))
+        """End the requests whose time has passed; for the time without a session."""
+        self._expire(self._clock())
         self._dispatch()
+
+    def _expire(self, now: float) -> None:
+        """End the requests whose deadline has passed or whose reader was away for too long."""
+        self.fan_out.add(expire(self.state, now))
+        slow_readers = self.fan_out.slow_readers
+        for request_id in slow_readers.overdue(now):
+            self.fan_out.streams[request_id].fail(SlowReaderError(slow_readers.limit_seconds))
+            self.fan_out.add(cancel(self.state, request_id))
+
+    def _drained(self, request_id: RequestId) -> None:
+        if self.fan_out.slow_readers.drained(self.state, request_id):
+            self._wake.set()
 
     def restart(self, limits: Limits) -> None:
         """Prepare for an executor that has lost all cached state and has these limits."""
         self._dispatch()
         self.fan_out.add(executor_restarted(self.state, limits))
-        self._dispatch(PreemptionReason.EXECUTOR_RESTART)
+        self._dispatch()
 
-    def _dispatch(self, preemption: PreemptionReason = PreemptionReason.CAPACITY) -> None:
+    def _dispatch(self) -> None:
         self._count_step()
-        self.fan_out.dispatch(self.state, self._metrics, self._clock(), preemption)
+        self.fan_out.dispatch(self.state, self._metrics, self._clock())
         self._update_gauges()
 
     def _update_gauges(self) -> None:
-        self._metrics.requests_running.set(len(self.state.running))
-        self._metrics.requests_waiting.set(len(self.state.waiting))
+        update_gauges(self._metrics, self.state, len(self.fan_out.slow_readers))
 
     async def run(self, session: ExecutorSession) -> None:
         """Run steps until the session is lost (SessionLostError, SessionRefusedError, WireError).
@@ -207,7 +228,7 @@ class StepLoop:
             batch, opening_seconds = self.state.in_flight, 0.0
             if batch is None:
                 self._wake.clear()
-                self.fan_out.add(expire(self.state, started))
+                self._expire(started)
                 opening_seconds = await self._open(session, started)
                 batch = self._plan(started)
             if batch is not None:
@@ -217,8 +238,9 @@ class StepLoop:
             else:
                 self._count_step()
                 self._update_gauges()
-                deadline = next_deadline(self.state)
-                timeout = None if deadline is None else max(0.0, deadline - self._clock())
+                times = (next_deadline(self.state), self.fan_out.slow_readers.next_time())
+                due = min((each for each in times if each is not None), default=None)
+                timeout = None if due is None else max(0.0, due - self._clock())
                 await session.idle(self._wake, timeout)
 
     async def _open(self, session: ExecutorSession, now: float) -> float:
@@ -278,6 +300,10 @@ class StepLoop:
                     written=written, answered=answered, executor_seconds=reply.executor_seconds,
                 )  # fmt: skip
             self.fan_out.add(events, sampled.digests)
+            num_prompt_tokens = sum(len(row.token_ids) for row in batch.rows if not _is_single(row))
+            self.state.service_rate.record_step(
+                num_prompt_tokens, batch.num_tokens, answered - written
+            )
         self.has_progressed = True
         times = PhaseTimes(
             started, planned, opening_seconds, written, fanned_out, answered, self._clock()
@@ -336,6 +362,10 @@ class StepLoop:
         for phase, count in num_rows.items():
             if count:
                 self._metrics.step_rows[phase].observe(count)
+
+
+def _is_single(row: TokenRow) -> bool:
+    return len(row.token_ids) == 1
 
 
 def _is_prefill(row: TokenRow, request: Request) -> bool:

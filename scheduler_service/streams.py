@@ -1,11 +1,12 @@
 """The outbox of one request: tokens come in step by step, messages go out as the reader allows.
 
 Nothing here blocks the step loop. What a slow reader has not taken yet is merged into one
-pending delta, so an outbox never holds more than the request's own output.
+pending delta, so an outbox never holds more than the request's own output; `slow_readers` bounds
+how far a request gets ahead of its reader.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scheduler_service.core import FinishReason, Request
@@ -66,6 +67,8 @@ class TokenStream:
         self._stops = StopMatcher(stops)
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
+        # Called when the reader has taken everything that was pending.
+        self.on_drained: Callable[[], None] | None = None
         self._num_taken = 0
         self._token_ids: list[int] = []
         self._texts: list[str] = []
@@ -75,6 +78,11 @@ class TokenStream:
     def is_over(self) -> bool:
         """True once the request has ended, well or badly."""
         return self._ended.is_set()
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the reader has not taken."""
+        return len(self._token_ids)
 
     def push_token(self, token_id: int, now: float, digest: bytes | None = None) -> bool:
         """Add the next token; return True when its text completes a stop string."""
@@ -143,4 +151,6 @@ class TokenStream:
         self._digests.clear()
         if not self.is_over:
             self._ready.clear()
+        if self.on_drained is not None:
+            self.on_drained()
         return delta

@@ -112,6 +112,18 @@ THROUGHPUT = Row("Throughput", (
           Kind.STACKED),
 ))  # fmt: skip
 
+QUEUE = Row("Queue", (
+    Panel("Waiting by class", "Requests that wait, by priority class.", "short",
+          (Query(f"sum by (model, priority) ({scheduler('requests_waiting_by_class')})",
+                 "{{priority}}"),), Kind.STACKED),
+    Panel("Waiting tokens", "Known tokens of requests that wait.", "short",
+          (Query(scheduler("waiting_tokens"), "{{model}}"),)),
+    Panel("Refused", "Requests that were not taken, by why.", "reqps",
+          (Query(rate(scheduler("refusals_total"), "model, reason"), "{{reason}}"),), Kind.STACKED),
+    Panel("Paused", "Requests that wait for a client that reads slowly.", "short",
+          (Query(scheduler("streams_paused"), "{{model}}"),)),
+))  # fmt: skip
+
 LATENCY = Row("Latency", (
     Panel("Time to first token", "From a request's arrival to its first token.", "s",
           quantiles(scheduler("time_to_first_token_seconds_bucket"))),
@@ -241,7 +253,7 @@ HEALTH = Row("Health", (
           Kind.STAT),
 ))  # fmt: skip
 
-ROWS = (THROUGHPUT, LATENCY, STEPS, KERNELS, SPEED, CACHE, HEALTH)
+ROWS = (THROUGHPUT, QUEUE, LATENCY, STEPS, KERNELS, SPEED, CACHE, HEALTH)
 
 # Name, label and query of each variable. None of them depends on another one.
 VARIABLES = (

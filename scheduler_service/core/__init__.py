@@ -12,6 +12,8 @@ from scheduler_service.core.admission import (
     fail,
     finish_by_stop_string,
     next_deadline,
+    pause,
+    resume,
     submit,
 )
 from scheduler_service.core.apply import (
@@ -34,6 +36,7 @@ from scheduler_service.core.batch import (
 )
 from scheduler_service.core.errors import (
     CoreError,
+    DeadlineUnreachableError,
     DuplicateRequestError,
     InvalidParameterError,
     InvalidTransitionError,
@@ -42,6 +45,7 @@ from scheduler_service.core.errors import (
 )
 from scheduler_service.core.events import (
     Event,
+    PreemptionReason,
     RequestAdmitted,
     RequestFinished,
     RequestPreempted,
@@ -52,6 +56,7 @@ from scheduler_service.core.params import SamplingParams
 from scheduler_service.core.plan import plan
 from scheduler_service.core.request import (
     FinishReason,
+    Priority,
     Request,
     RequestId,
     RequestStatus,
@@ -62,6 +67,7 @@ from scheduler_service.core.state import Limits, SchedulerState
 __all__ = [
     "LITERAL",
     "CoreError",
+    "DeadlineUnreachableError",
     "DuplicateRequestError",
     "Event",
     "FinishReason",
@@ -69,6 +75,8 @@ __all__ = [
     "InvalidTransitionError",
     "KvCounts",
     "Limits",
+    "PreemptionReason",
+    "Priority",
     "PromptTooLongError",
     "QueueFullError",
     "Request",
@@ -99,7 +107,9 @@ __all__ = [
     "next_deadline",
     "opened",
     "openings",
+    "pause",
     "plan",
     "record_kv_counts",
+    "resume",
     "submit",
 ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler_service.core.errors import (
+    DeadlineUnreachableError,
     DuplicateRequestError,
     InvalidParameterError,
     PromptTooLongError,
@@ -11,18 +14,43 @@ from scheduler_service.core.errors import (
 from scheduler_service.core.events import Event
 from scheduler_service.core.lifecycle import finish
 from scheduler_service.core.request import FinishReason, Request, RequestId, SequenceId
+from scheduler_service.core.service_rate import clamp_retry
 from scheduler_service.core.state import SchedulerState
 
 
-def submit(state: SchedulerState, request: Request) -> None:
-    """Queue a new request, give it its sequence id and clip its `max_tokens`.
+def submit(state: SchedulerState, *requests: Request) -> None:
+    """Queue the new requests of one call, all or none; give them sequence ids in order.
+
+    Clips their `max_tokens`. Samples of one prompt are several requests with the same tokens.
 
     Raises:
-        InvalidParameterError: The prompt is empty or `max_tokens` is below 1.
-        DuplicateRequestError: A live request has the same id.
+        InvalidParameterError: A prompt is empty or a `max_tokens` is below 1.
+        DuplicateRequestError: A live request or another one of these has the same id.
         PromptTooLongError: Prompt and one token exceed the context or the whole pool.
-        QueueFullError: `max_num_waiting` requests wait already.
+        QueueFullError: With them more than `max_num_waiting` requests or `max_waiting_tokens`
+            tokens would wait; a first request waits whatever its length.
+        DeadlineUnreachableError: By the speed of late, a deadline passes before the first token.
     """
+    names: set[RequestId] = set()
+    for request in requests:
+        _check(state, request)
+        if request.request_id in names:
+            raise DuplicateRequestError(request.request_id)
+        names.add(request.request_id)
+    _check_queue(state, requests)
+    for request in requests:
+        _enter(state, request)
+    try:
+        # Samples share their prompt, so the time to its first token is that of the first one.
+        _check_deadline(state, requests[0])
+    except DeadlineUnreachableError:
+        for request in requests:
+            state.waiting.remove(request.request_id)
+            del state.requests[request.request_id]
+        raise
+
+
+def _check(state: SchedulerState, request: Request) -> None:
     num_prompt_tokens = len(request.prompt_token_ids)
     limits = state.limits
     if num_prompt_tokens == 0:
@@ -33,17 +61,62 @@ def submit(state: SchedulerState, request: Request) -> None:
         )
     if request.request_id in state.requests:
         raise DuplicateRequestError(request.request_id)
-    num_left = limits.max_sequence_length - num_prompt_tokens
-    if num_left < 1:
+    if num_prompt_tokens >= limits.max_sequence_length:
         raise PromptTooLongError(num_prompt_tokens, limits.context_length, limits.pool_capacity)
-    if len(state.waiting) >= limits.max_num_waiting:
-        raise QueueFullError(limits.max_num_waiting)
-    request.max_tokens = min(request.max_tokens, num_left)
+
+
+def _check_queue(state: SchedulerState, requests: Sequence[Request]) -> None:
+    limits, waiting, rate = state.limits, state.waiting, state.service_rate
+    num_waiting = len(waiting) + len(requests)
+    excess = num_waiting - limits.max_num_waiting
+    if excess > 0:
+        retry_seconds = rate.retry_seconds(num_requests=excess)
+        raise QueueFullError("requests", limits.max_num_waiting, num_waiting, retry_seconds)
+    num_tokens = waiting.num_tokens + sum(request.num_tokens for request in requests)
+    excess = num_tokens - limits.max_waiting_tokens
+    if excess > 0 and len(waiting):
+        retry_seconds = rate.retry_seconds(num_tokens=excess)
+        raise QueueFullError("tokens", limits.max_waiting_tokens, num_tokens, retry_seconds)
+
+
+def _enter(state: SchedulerState, request: Request) -> None:
+    request.max_tokens = min(
+        request.max_tokens, state.limits.max_sequence_length - len(request.prompt_token_ids)
+    )
+    request.waiting_since = request.arrival
+    state.now = max(state.now, request.arrival)
     state.last_sequence_id = SequenceId(state.last_sequence_id + 1)
     request.sequence_id = state.last_sequence_id
     state.requests[request.request_id] = request
-    state.waiting.push_back(request)
+    state.waiting.push(request)
     state.deadlines.push(request, state.requests)
+
+
+def _check_deadline(state: SchedulerState, request: Request) -> None:
+    """Refuse a request that has just entered the queue where its deadline cannot be met.
+
+    The estimate is simple: the tokens that running requests and those before it in the queue
+    have to compute and its own, less the share that was found in the prefix cache of late, at the
+    speed at which prompts were computed of late. It leaves out all tokens that are yet to be
+    generated and whoever comes before it later.
+    """
+    rate = state.service_rate
+    alone_seconds = rate.prefill_seconds(request.num_tokens)
+    if request.deadline is None or alone_seconds is None:
+        return
+    num_tokens = sum(
+        each.num_uncomputed_tokens for each in state.running.values() if not each.is_paused
+    )
+    for each in state.waiting.ordered(state.now):
+        num_tokens += each.num_tokens
+        if each is request:
+            break
+    needed_seconds = rate.prefill_seconds(num_tokens) or 0.0
+    left_seconds = max(0.0, request.deadline - request.arrival)
+    if needed_seconds > left_seconds:
+        fits_alone = alone_seconds <= left_seconds
+        retry_seconds = clamp_retry(needed_seconds - left_seconds) if fits_alone else None
+        raise DeadlineUnreachableError(needed_seconds, left_seconds, retry_seconds)
 
 
 def cancel(state: SchedulerState, request_id: RequestId) -> list[Event]:
@@ -63,13 +136,30 @@ def fail(state: SchedulerState, request_id: RequestId, detail: str) -> list[Even
 
 def expire(state: SchedulerState, now: float) -> list[Event]:
     """End all requests whose deadline is `now` (monotonic seconds) or earlier with DEADLINE."""
+    state.now = max(state.now, now)
     expired = state.deadlines.pop_expired(state.requests, now)
     return [finish(state, request, FinishReason.DEADLINE) for request in expired]
+
+
+def pause(state: SchedulerState, request_id: RequestId) -> None:
+    """Plan no rows for a request until `resume`; it keeps its cached state while it may."""
+    _set_paused(state, request_id, is_paused=True)
+
+
+def resume(state: SchedulerState, request_id: RequestId) -> None:
+    """Plan rows for a paused request again; nothing happens when it is not live."""
+    _set_paused(state, request_id, is_paused=False)
 
 
 def next_deadline(state: SchedulerState) -> float | None:
     """Return the earliest deadline of a live request in monotonic seconds, or None."""
     return state.deadlines.next_deadline(state.requests)
+
+
+def _set_paused(state: SchedulerState, request_id: RequestId, *, is_paused: bool) -> None:
+    request = state.requests.get(request_id)
+    if request is not None:
+        request.is_paused = is_paused
 
 
 def _end(

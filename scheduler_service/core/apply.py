@@ -7,8 +7,9 @@ from typing import Final
 
 from scheduler_service.core.batch import KvCounts, SampledRow, TokenRow, TokenRowBatch
 from scheduler_service.core.capacity import blocks_for
-from scheduler_service.core.events import Event, TokenEmitted
+from scheduler_service.core.events import Event, PreemptionReason, TokenEmitted
 from scheduler_service.core.lifecycle import close, finish, last_holder, preempt
+from scheduler_service.core.precedence import keep_order
 from scheduler_service.core.request import FinishReason, Request, RequestId, RequestInput
 from scheduler_service.core.state import Limits, SchedulerState
 from scheduler_service.core.stop import reason_to_stop
@@ -66,6 +67,7 @@ def _apply_row(
     token_id = sampled.token_id
     request.apply_input(RequestInput.ADVANCE)
     request.output_token_ids.append(token_id)
+    state.waiting.charge_output(request)
     index = len(request.output_token_ids) - 1
     events.append(TokenEmitted(request_id=request.request_id, token_id=token_id, index=index))
     reason = reason_to_stop(request)
@@ -78,8 +80,8 @@ def capacity_refused(state: SchedulerState, batch: TokenRowBatch) -> list[Event]
     """Record that the executor could not grow its pool for the batch and computed nothing.
 
     Its releases were applied. What waiting requests keep of the prefix cache is given back, the
-    last running request is preempted, and until a running one ends fewer blocks are counted on
-    than this batch needed. A request that runs alone is tried
+    running request least worth keeping is preempted, and until a running one ends fewer blocks
+    are counted on than this batch needed. A request that runs alone is tried
     again up to MAX_REFUSALS_ALONE times in a row and then ends with ERROR: nobody else holds
     blocks that could come free.
     """
@@ -104,7 +106,7 @@ def capacity_refused(state: SchedulerState, batch: TokenRowBatch) -> list[Event]
         detail = "the executor's block pool cannot hold this request alone"
         return [finish(state, running[0], FinishReason.ERROR, detail=detail)]
     state.block_ceiling = max(1, min(state.block_ceiling, _num_needed(state, batch)) - 1)
-    return [preempt(state, running[-1])]
+    return [preempt(state, keep_order(state)[-1], PreemptionReason.CAPACITY)]
 
 
 def _num_needed(state: SchedulerState, batch: TokenRowBatch) -> int:
@@ -138,7 +140,8 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
     state.step_id = 0
     state.num_refusals_alone = 0
     events: list[Event] = [
-        preempt(state, request) for request in reversed(list(state.running.values()))
+        preempt(state, request, PreemptionReason.EXECUTOR_RESTART)
+        for request in list(state.running.values())
     ]
     for request in state.waiting:
         if request.is_announced:
@@ -151,6 +154,7 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
     state.may_open_early = state.shares_prefixes = True
     if limits is not None:
         state.limits = limits
+        state.waiting.aging_seconds = limits.aging_seconds
         for request in list(state.requests.values()):
             num_left = limits.max_sequence_length - len(request.prompt_token_ids)
             if num_left <= len(request.output_token_ids):

@@ -5,6 +5,7 @@ CoreError
 ├── InvalidParameterError      a field breaks a rule
 ├── PromptTooLongError         prompt plus one token can never fit
 ├── QueueFullError             the waiting queue is at its bound
+├── DeadlineUnreachableError   the deadline cannot be met
 └── DuplicateRequestError      the id belongs to a live request
 InvalidTransitionError         (AssertionError) a bug of ours, never of a caller
 ```
@@ -59,17 +60,45 @@ class PromptTooLongError(CoreError):
 
 
 class QueueFullError(CoreError):
-    """The waiting queue is at its bound.
+    """The waiting queue is at a bound.
 
     Attributes:
-        max_num_waiting: The bound.
+        unit: What the bound counts: `requests` or `tokens`.
+        bound: The bound.
+        retry_seconds: When there is likely to be room.
     """
 
-    def __init__(self, max_num_waiting: int) -> None:
+    def __init__(self, unit: str, bound: int, got: int, retry_seconds: float) -> None:
         super().__init__(
-            f"[submit] at most {max_num_waiting} requests may wait, got one more; try again later"
+            f"[submit] at most {bound} {unit} may wait, got {got}; "
+            f"try again in {retry_seconds:.2g} s"
         )
-        self.max_num_waiting = max_num_waiting
+        self.unit = unit
+        self.bound = bound
+        self.retry_seconds = retry_seconds
+
+
+class DeadlineUnreachableError(CoreError):
+    """The queue before a request and its own prompt take longer than its deadline leaves.
+
+    Attributes:
+        needed_seconds: Estimate of the time to the first token.
+        left_seconds: Time to the deadline.
+        retry_seconds: When the queue is likely to be short enough; None where the prompt alone
+            takes too long.
+    """
+
+    def __init__(
+        self, needed_seconds: float, left_seconds: float, retry_seconds: float | None
+    ) -> None:
+        what = "its prompt takes" if retry_seconds is None else "the queue and its prompt take"
+        super().__init__(
+            f"[submit] the first token must be possible within the deadline of "
+            f"{left_seconds:.3g} s, got {needed_seconds:.3g} s that {what}"
+        )
+        self.needed_seconds = needed_seconds
+        self.left_seconds = left_seconds
+        self.retry_seconds = retry_seconds
 
 
 class DuplicateRequestError(CoreError):

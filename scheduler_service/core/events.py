@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from scheduler_service.core.request import FinishReason, RequestId
+
+
+class PreemptionReason(Enum):
+    """Why a request lost its cached state."""
+
+    CAPACITY = "capacity"
+    PRIORITY = "priority"
+    PAUSED = "paused"
+    EXECUTOR_RESTART = "executor_restart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +42,12 @@ class RequestPreempted:
     Attributes:
         request_id: The request.
         num_lost_tokens: Computed tokens that have to be computed again.
+        reason: Why.
     """
 
     request_id: RequestId
     num_lost_tokens: int
+    reason: PreemptionReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

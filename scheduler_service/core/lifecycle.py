@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from scheduler_service.core.capacity import blocks_for
-from scheduler_service.core.events import RequestFinished, RequestPreempted
+from scheduler_service.core.events import (
+    PreemptionReason,
+    RequestFinished,
+    RequestPreempted,
+)
 from scheduler_service.core.request import FinishReason, Request, RequestInput
 from scheduler_service.core.state import SchedulerState
 
@@ -20,11 +24,12 @@ def finish(
     if state.running.pop(request.request_id, None) is None:
         state.waiting.remove(request.request_id)
     else:
-        # Blocks come free, so a ceiling learnt from a refusal no longer tells the truth. As the
-        # running set empties only here and by a restart, nobody waits below it for ever.
+        # Blocks come free, so a ceiling learnt from a refusal no longer tells the truth.
         state.block_ceiling = state.limits.num_blocks
         state.may_open_early = True
     _release(state, request)
+    if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        state.output_lengths.record(request)
     del state.requests[request.request_id]
     request.apply_input(RequestInput.FINISH)
     request.finish_reason = reason
@@ -33,18 +38,24 @@ def finish(
     )
 
 
-def preempt(state: SchedulerState, request: Request) -> RequestPreempted:
-    """Take the cached state of the last running request; it waits before all others.
+def preempt(state: SchedulerState, request: Request, reason: PreemptionReason) -> RequestPreempted:
+    """Take the cached state of a running request; it waits again.
 
     The next batch gives the state back.
     """
     num_lost_tokens = request.num_computed_tokens
     del state.running[request.request_id]
-    state.waiting.push_front(request)
+    if not state.running:
+        # Nobody must wait for ever below a ceiling that only an end would lift.
+        state.block_ceiling = state.limits.num_blocks
     request.apply_input(RequestInput.PREEMPT)
+    request.waiting_since = max(request.waiting_since, state.now)
+    state.waiting.push(request)
     request.num_preemptions += 1
     _lose(state, request)
-    return RequestPreempted(request_id=request.request_id, num_lost_tokens=num_lost_tokens)
+    return RequestPreempted(
+        request_id=request.request_id, num_lost_tokens=num_lost_tokens, reason=reason
+    )
 
 
 def close(state: SchedulerState, request: Request) -> int:
@@ -58,8 +69,15 @@ def close(state: SchedulerState, request: Request) -> int:
 
 
 def last_holder(state: SchedulerState) -> Request | None:
-    """Return the last waiting request that keeps cached positions from others, or None."""
-    holders = [request for request in state.waiting if request.num_computed_tokens]
+    """Return the last waiting request that keeps cached positions from others, or None.
+
+    Paused ones, which nobody waits for, count as the last.
+    """
+    waiting = [
+        *state.waiting.ordered(state.now),
+        *(request for request in state.waiting if request.is_paused),
+    ]
+    holders = [request for request in waiting if request.num_computed_tokens]
     return holders[-1] if holders else None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from scheduler_service.core.batch import SequenceOpened, SequenceOpening
 from scheduler_service.core.capacity import BlockBudget, blocks_for
+from scheduler_service.core.output_lengths import peak_blocks
 from scheduler_service.core.prefix_wait import PrefixLeaders
 from scheduler_service.core.request import Request
 from scheduler_service.core.state import SchedulerState
@@ -39,29 +40,45 @@ def block_budget(state: SchedulerState) -> BlockBudget:
 class Admissions:
     """Which waiting requests fit, asked in their order.
 
-    All known tokens of all running requests and of those admitted must fit the pool, with one
-    block to spare for each running one to grow into. That keeps preemption rare: on a tight pool
-    the spare block alone saves a third of them.
+    The most blocks that all running requests and those admitted are predicted to need at once
+    (see `output_lengths`) must fit the pool. Of each request the blocks count that it has not
+    got from the prefix cache. A request that runs alone always fits with its known tokens.
     """
 
-    def __init__(self, state: SchedulerState, blocks: BlockBudget) -> None:
-        """Start from the running requests and what is left of the blocks for them."""
+    def __init__(
+        self,
+        state: SchedulerState,
+        blocks: BlockBudget,
+        running: Iterable[Request] | None = None,
+    ) -> None:
+        """Start from the running requests, or these of them, and what is left for them."""
         self._block_size = state.limits.block_size
-        outstanding = sum(self._missing(request) for request in state.running.values())
-        self._num_spare = blocks.num_spare - outstanding - len(state.running)
+        self._lengths = state.output_lengths
+        counted = list(state.running.values() if running is None else running)
+        self._needs = [self._need(request) for request in counted]
+        self._num_blocks = blocks.num_spare + sum(map(self._num_own_blocks, counted))
 
-    def _missing(self, request: Request) -> int:
-        """Return the blocks that the request's known tokens still need."""
-        return blocks_for(request.num_tokens, self._block_size) - blocks_for(
-            request.num_computed_tokens, self._block_size
+    def _num_own_blocks(self, request: Request) -> int:
+        """Return the blocks that the request computed itself."""
+        return blocks_for(request.num_computed_tokens, self._block_size) - blocks_for(
+            request.num_cached_tokens, self._block_size
         )
+
+    def _need(self, request: Request) -> tuple[int, int]:
+        # The token that ends a request is never computed.
+        num_more = self._lengths.num_remaining(request) - 1
+        return num_more, request.num_tokens - request.num_cached_tokens
 
     def admit(self, request: Request) -> bool:
         """Count a waiting request as running and return True, if it fits."""
-        num_blocks = self._missing(request)
-        if num_blocks > self._num_spare:
+        num_more, length = self._need(request)
+        if self._needs:
+            needs = [*self._needs, (num_more, length)]
+            if peak_blocks(needs, self._block_size) > self._num_blocks:
+                return False
+        elif blocks_for(length, self._block_size) > self._num_blocks:
             return False
-        self._num_spare -= num_blocks + 1
+        self._needs.append((num_more, length))
         return True
 
 
@@ -84,7 +101,7 @@ def openings(state: SchedulerState, now: float) -> tuple[SequenceOpening, ...]:
     released = set(state.to_release)
     found: list[SequenceOpening] = []
     is_first = True
-    for request in state.waiting:
+    for request in state.waiting.ordered(now):
         if num_slots == 0 or budget.is_spent or request.sequence_id in released:
             break
         if request.deadline is not None and request.deadline <= now:

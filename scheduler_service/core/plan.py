@@ -1,14 +1,16 @@
 """Which tokens the next step computes.
 
 Policy, in order:
+- The request that waits first may take the place of paused and lower ones (see `victims`).
 - Running requests come before waiting ones. Requests with one token to compute go first, so a
-  long prompt never holds the others' streams; one token is kept for the oldest request, so it
-  always advances. What is left of the step goes to longer rows in order of arrival, in chunks.
+  long prompt never holds the others' streams; one token is kept for the leader (see
+  `precedence`), so it always advances. What is left of the step goes to longer rows by class and
+  arrival, in chunks.
 - A row takes as many tokens as its blocks allow. Where not one fits, what waiting requests keep
-  of the prefix cache is given back, and then the last running request is preempted; where the
-  row is that last request itself, it waits for a later step.
-- A waiting request that was opened (see `openings`) is admitted, in order, if it fits. One that
-  waits for a prefix lets those behind it pass; nobody else does.
+  of the prefix cache is given back, and then the running request that is least worth keeping is
+  preempted; where the row is that request's, it waits for a later step.
+- A waiting request that was opened (see `openings`) is admitted, in the order of the queue (see
+  `queues`), if it fits. One that waits for a prefix lets those behind it pass; nobody else does.
 
 Cost: O(running + admitted + tokens of the rows).
 """
@@ -20,12 +22,19 @@ from itertools import islice
 
 from scheduler_service.core.batch import TokenRow, TokenRowBatch, WantedPosition
 from scheduler_service.core.capacity import BlockBudget
-from scheduler_service.core.events import Event, RequestAdmitted
+from scheduler_service.core.events import (
+    Event,
+    PreemptionReason,
+    RequestAdmitted,
+    RequestPreempted,
+)
 from scheduler_service.core.lifecycle import close, last_holder, preempt
 from scheduler_service.core.openings import Admissions, block_budget
+from scheduler_service.core.precedence import keep_order
 from scheduler_service.core.request import Request, RequestInput, RequestStatus
 from scheduler_service.core.state import SchedulerState
 from scheduler_service.core.step_budget import StepBudget
+from scheduler_service.core.victims import give_way
 
 
 def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
@@ -37,14 +46,15 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
 
     Args:
         state: Changed: requests are admitted and preempted.
-        now: Monotonic time in seconds; used for the events alone, never for policy.
+        now: Monotonic time in seconds; ageing needs it.
 
     Raises:
         AssertionError: A batch is in flight.
     """
     if state.in_flight is not None:
         raise AssertionError(f"[plan] no step may be in flight, got {state.in_flight.step_id}")
-    events: list[Event] = []
+    state.now = max(state.now, now)
+    events: list[Event] = [*give_way(state, now)]
     budget = StepBudget(state)
     blocks = block_budget(state)
     admissions = Admissions(state, blocks)
@@ -71,8 +81,8 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
 def _rows_of_running(
     state: SchedulerState, budget: StepBudget, blocks: BlockBudget, events: list[Event]
 ) -> list[TokenRow]:
-    """Return the rows that fit, preempting from the end where an older row needs blocks."""
-    order = list(state.running.values())
+    """Return the rows that fit, preempting from the end where an earlier row needs blocks."""
+    order = keep_order(state)
     rows: list[TokenRow] = []
     index = 0
     while index < len(order):
@@ -89,7 +99,7 @@ def _rows_of_running(
             elif len(order) > index:
                 victim = order.pop()
                 blocks.give_back(victim.num_computed_tokens)
-                events.append(preempt(state, victim))
+                events.append(preempt(state, victim, PreemptionReason.CAPACITY))
             else:
                 break
         if not num_new and len(order) == 1:
@@ -111,10 +121,14 @@ def _admit(
     events: list[Event],
 ) -> Iterator[Request]:
     """Move waiting requests to the running set, one at a time."""
+    if any(_is_for_growth(each) for each in events):
+        # What was just taken for growth is not given to somebody else.
+        return
     released = set(state.to_release)
-    for request in list(islice(state.waiting, state.limits.max_num_seqs - len(state.running))):
+    num_slots = state.limits.max_num_seqs - len(state.running)
+    for request in islice(state.waiting.ordered(now), max(0, num_slots)):
         # A release names a sequence without its generation, so a sequence never comes back in
-        # the very batch that gives it back. Hence nobody is admitted in a step that preempts.
+        # the very batch that gives it back.
         if budget.is_spent or request.sequence_id in released:
             break
         if not request.is_opened:
@@ -126,7 +140,11 @@ def _admit(
                 _make_room(state, request)
             break
         was_preempted = request.status is RequestStatus.PREEMPTED
-        state.waiting.remove(request.request_id)
+        state.waiting.admit(request, now)
+        if not was_preempted:
+            state.service_rate.record_admission(
+                request.arrival, now, request.num_tokens, request.num_cached_tokens
+            )
         state.running[request.request_id] = request
         request.apply_input(RequestInput.ADMIT)
         if not was_preempted:
@@ -148,9 +166,13 @@ def _make_room(state: SchedulerState, request: Request) -> None:
     It is admitted in a later step, once these blocks are free.
     """
     state.block_ceiling = state.limits.num_blocks
-    for other in list(state.waiting):
+    for other in state.waiting:
         if other is not request and other.num_computed_tokens:
             close(state, other)
+
+
+def _is_for_growth(event: Event) -> bool:
+    return isinstance(event, RequestPreempted) and event.reason is PreemptionReason.CAPACITY
 
 
 def _row(request: Request, num_new: int) -> TokenRow:

@@ -49,7 +49,7 @@ class PrefixLeaders:
         self._leaders: dict[_Key, list[Request]] = {}
         self._added: set[int] = set()
         for request in state.running.values():
-            if request.num_uncomputed_tokens > 1:
+            if request.num_uncomputed_tokens > 1 and not request.is_paused:
                 self.add(request)
 
     def add(self, request: Request) -> None:

@@ -1,53 +1,175 @@
-"""Who waits, and whose time runs out. Every operation is O(1) or O(log n)."""
+"""Who waits, in which order, and whose time runs out."""
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import Final, TypeAlias
 
-from scheduler_service.core.request import Request, RequestId, SequenceId
+from scheduler_service.core.fairness import OUTPUT_WEIGHT, FairShare
+from scheduler_service.core.request import (
+    Priority,
+    Request,
+    RequestId,
+    RequestStatus,
+    SequenceId,
+)
 
 _SLACK = 64
+_OVERDUE: Final = -1
+
+_Key: TypeAlias = tuple[int, bool, float, SequenceId]
+
+
+class _Flow:
+    """The waiting requests of one client in one class, by arrival."""
+
+    __slots__ = ("client_id", "last_admission", "priority", "requests")
+
+    def __init__(self, client_id: str, priority: Priority) -> None:
+        self.client_id = client_id
+        self.priority = priority
+        self.requests: list[Request] = []
+        self.last_admission = float("-inf")
 
 
 class WaitingQueue:
-    """Requests without cached state, first come first served.
+    """Requests without cached state.
 
-    A preempted request goes back to the front. As the victim is always the last running one,
-    the queue stays ordered by arrival.
+    Order of admission:
+    - The requests of one client in one class are a flow; it is served by arrival, and the others
+      see only its head.
+    - A head is ranked by its class, and rises by one for each `aging_seconds` since it began to
+      wait or a request of its flow was last admitted, whichever is later. So nothing starves,
+      and a flow of many does not age past others by its mere length.
+    - A head that has risen past the highest class goes first; the longest wait decides.
+    - Otherwise the rank decides, then that it was preempted, then whose client was served least
+      in its class (see `fairness`), then arrival.
+
+    A paused request is passed over. Costs: `push` and `remove` O(flow), `ordered` O(waiting).
     """
 
-    __slots__ = ("_requests",)
+    __slots__ = ("_flows", "_requests", "_shares", "aging_seconds", "num_tokens")
 
-    def __init__(self) -> None:
-        self._requests: OrderedDict[RequestId, Request] = OrderedDict()
+    def __init__(self, aging_seconds: float) -> None:
+        """Let a head rise by one class each `aging_seconds`."""
+        self.aging_seconds = aging_seconds
+        # Known tokens of all waiting requests.
+        self.num_tokens = 0
+        self._flows: dict[tuple[str, Priority], _Flow] = {}
+        self._requests: dict[RequestId, Request] = {}
+        self._shares = {priority: FairShare() for priority in Priority}
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        """Iterate in the order in which they were queued; the queue may change meanwhile."""
+        return iter(list(self._requests.values()))
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._requests
 
-    def push_back(self, request: Request) -> None:
-        """Append a new request."""
+    def push(self, request: Request) -> None:
+        """Take in a new request or a preempted one, at its place by arrival in its flow."""
+        key = (request.client_id, request.priority)
+        flow = self._flows.get(key)
+        if flow is None:
+            others = [each.client_id for each in self._of_class(request.priority)]
+            self._shares[request.priority].join(request.client_id, others)
+            flow = self._flows[key] = _Flow(*key)
+        insort(flow.requests, request, key=_arrival)
         self._requests[request.request_id] = request
-
-    def push_front(self, request: Request) -> None:
-        """Put a preempted request before all others."""
-        self._requests[request.request_id] = request
-        self._requests.move_to_end(request.request_id, last=False)
-
-    def head(self) -> Request | None:
-        """Return the first request, or None."""
-        return next(iter(self._requests.values()), None)
+        self.num_tokens += request.num_tokens
 
     def remove(self, request_id: RequestId) -> None:
         """Take a request out, wherever it is."""
-        del self._requests[request_id]
+        request = self._requests.pop(request_id)
+        key = (request.client_id, request.priority)
+        flow = self._flows[key]
+        del flow.requests[bisect_left(flow.requests, request.sequence_id, key=_arrival)]
+        if not flow.requests:
+            del self._flows[key]
+        self.num_tokens -= request.num_tokens
+
+    def admit(self, request: Request, now: float) -> None:
+        """Take out a request that gets its first row, and count its prompt to its client.
+
+        Sets the request's `rank`; each time it gave way raises it. A preempted one has been
+        counted before.
+        """
+        flow = self._flows[request.client_id, request.priority]
+        rank = self._rank(request, flow.last_admission, now)
+        request.rank = max(0, min(rank, request.priority - request.num_yields))
+        flow.last_admission = now
+        self.remove(request.request_id)
+        if request.status is not RequestStatus.PREEMPTED:
+            self._shares[request.priority].admit(request.client_id, request.num_tokens)
+
+    def charge_output(self, request: Request) -> None:
+        """Count a generated token to the request's client."""
+        self._shares[request.priority].charge(request.client_id, OUTPUT_WEIGHT)
+
+    def head(self, now: float) -> Request | None:
+        """Return the request to admit next, or None."""
+        return next(self.ordered(now), None)
+
+    def ordered(self, now: float) -> Iterator[Request]:
+        """Iterate in the order of admission, as if each one were admitted at `now`.
+
+        The queue may change meanwhile; the iteration goes on as it began.
+        """
+        floors: dict[Priority, int] = {}
+        for flow in self._flows.values():
+            served = self._shares[flow.priority].served(flow.client_id)
+            floors[flow.priority] = min(floors.get(flow.priority, served), served)
+        heap: list[tuple[_Key, list[Request], int, int]] = []
+        for flow in self._flows.values():
+            waiting = [each for each in flow.requests if not each.is_paused]
+            if waiting:
+                lead = self._shares[flow.priority].served(flow.client_id) - floors[flow.priority]
+                key = self._key(waiting[0], flow.last_admission, lead, now)
+                heap.append((key, waiting, 0, lead))
+        heapq.heapify(heap)
+        while heap:
+            _, waiting, index, lead = heap[0]
+            request = waiting[index]
+            if request.status is not RequestStatus.PREEMPTED:
+                lead += request.num_tokens
+            index += 1
+            if index < len(waiting):
+                key = self._key(waiting[index], now, lead, now)
+                heapq.heapreplace(heap, (key, waiting, index, lead))
+            else:
+                heapq.heappop(heap)
+            yield request
+
+    def num_by_priority(self) -> dict[Priority, int]:
+        """Return how many wait in each class."""
+        counts = dict.fromkeys(Priority, 0)
+        for flow in self._flows.values():
+            counts[flow.priority] += len(flow.requests)
+        return counts
+
+    def _of_class(self, priority: Priority) -> Iterator[_Flow]:
+        return (flow for flow in self._flows.values() if flow.priority is priority)
+
+    def _rank(self, request: Request, last_admission: float, now: float) -> int:
+        waited = max(0.0, now - max(request.waiting_since, last_admission))
+        return max(_OVERDUE, request.priority - int(waited / self.aging_seconds))
+
+    def _key(self, request: Request, last_admission: float, lead: int, now: float) -> _Key:
+        rank = self._rank(request, last_admission, now)
+        if rank == _OVERDUE:
+            since = max(request.waiting_since, last_admission)
+            return rank, False, since, request.sequence_id
+        is_new = request.status is not RequestStatus.PREEMPTED
+        return rank, is_new, float(lead), request.sequence_id
+
+
+def _arrival(request: Request) -> SequenceId:
+    return request.sequence_id
 
 
 class DeadlineQueue:

@@ -8,7 +8,7 @@ each step computes part of the difference.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Final, NewType
 
 from scheduler_service.core.errors import InvalidTransitionError
@@ -18,6 +18,14 @@ RequestId = NewType("RequestId", str)
 
 SequenceId = NewType("SequenceId", int)
 """Unsigned 64-bit name of a request's cached state; chosen by the core, never reused."""
+
+
+class Priority(IntEnum):
+    """Priority classes; the lower the number, the sooner."""
+
+    INTERACTIVE = 0
+    NORMAL = 1
+    BATCH = 2
 
 
 class RequestStatus(Enum):
@@ -93,6 +101,9 @@ class Request:
         stop_token_ids: Tokens that end generation; the model's own ones included.
         deadline: Monotonic time in seconds after which the request ends; None for never.
         arrival: Monotonic time in seconds at which it arrived.
+        priority: Its class.
+        client_id: Whose share it takes from.
+        group_id: Id of the call that it is a sample of.
         sequence_id: Name of its cached state, given by `submit`; rises with arrival.
         generation: Rises each time the cached state is lost.
         is_announced: The executor may know this generation; whoever ends must then be released.
@@ -106,6 +117,11 @@ class Request:
         num_cached_tokens: Of these, found in the executor's prefix cache at the last opening.
         num_cached_prompt_tokens: Prompt tokens found there before its very first row.
         num_preemptions: Times the cached state was lost.
+        num_yields: Of these, for a request of a higher class.
+        waiting_since: Monotonic time in seconds since which it waits; `arrival` at first.
+        rank: Class by which it is served and kept while it runs: that of its admission, ageing
+            included.
+        is_paused: Its reader is behind, so it gets no rows.
         status: Where the request is.
         finish_reason: Why it ended; None while it lives.
     """
@@ -119,6 +135,9 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     deadline: float | None = None
     arrival: float = 0.0
+    priority: Priority = Priority.NORMAL
+    client_id: str = ""
+    group_id: RequestId = RequestId("")
     sequence_id: SequenceId = field(default=SequenceId(0), init=False)
     generation: int = field(default=0, init=False)
     is_announced: bool = field(default=False, init=False)
@@ -132,6 +151,10 @@ class Request:
     num_cached_tokens: int = field(default=0, init=False)
     num_cached_prompt_tokens: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
+    num_yields: int = field(default=0, init=False)
+    waiting_since: float = field(default=0.0, init=False)
+    rank: int = field(default=0, init=False)
+    is_paused: bool = field(default=False, init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from scheduler_service.core.batch import KvCounts, TokenRowBatch
 from scheduler_service.core.capacity import blocks_for
 from scheduler_service.core.errors import InvalidParameterError
+from scheduler_service.core.output_lengths import OutputLengths
 from scheduler_service.core.queues import DeadlineQueue, WaitingQueue
 from scheduler_service.core.request import Request, RequestId, RequestStatus, SequenceId
+from scheduler_service.core.service_rate import ServiceRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,12 @@ class Limits:
         num_blocks: Blocks of the pool.
         context_length: Most tokens of prompt and output together.
         max_prefill_chunk: Most tokens of one row.
+        max_waiting_tokens: Most tokens of all requests that wait; `submit` refuses more, but
+            never the first.
+        aging_seconds: After so long a waiting request rises by one priority class.
 
     Raises:
-        InvalidParameterError: A bound is below 1.
+        InvalidParameterError: A bound is below 1, or `aging_seconds` is not above 0.
     """
 
     max_num_batched_tokens: int
@@ -39,12 +44,18 @@ class Limits:
     num_blocks: int
     context_length: int
     max_prefill_chunk: int = 512
+    max_waiting_tokens: int = 1_000_000
+    aging_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value < 1:
+            if isinstance(value, int) and value < 1:
                 raise InvalidParameterError("limits", name, "must be at least 1", value)
+        if not self.aging_seconds > 0:
+            raise InvalidParameterError(
+                "limits", "aging_seconds", "must be above 0", self.aging_seconds
+            )
 
     @property
     def pool_capacity(self) -> int:
@@ -65,8 +76,7 @@ class SchedulerState:
         limits: Bounds.
         model: Model id, copied to every batch.
         requests: Live requests.
-        waiting: Live requests without rows, in order of arrival but for preempted ones, which
-            come first. Opened ones hold what the executor has cached of them.
+        waiting: Live requests without rows. Opened ones hold what the executor has cached of them.
         running: Live requests with rows, in order of admission.
         deadlines: Deadlines of live requests.
         to_release: Sequences that the next batch gives back, in order.
@@ -81,12 +91,15 @@ class SchedulerState:
         may_open_early: Whether the first in the queue may be opened before it fits. False after
             its cached blocks had to be given back, until a running request ends.
         shares_prefixes: Whether waiting for a prefix that another request computes is of use.
+        output_lengths: Lengths of finished outputs, which predict those to come.
+        service_rate: How fast steps and the queue have been.
+        now: The latest monotonic time in seconds that was given.
     """
 
     limits: Limits
     model: str = ""
     requests: dict[RequestId, Request] = field(default_factory=dict, init=False)
-    waiting: WaitingQueue = field(default_factory=WaitingQueue, init=False)
+    waiting: WaitingQueue = field(init=False)
     running: dict[RequestId, Request] = field(default_factory=dict, init=False)
     deadlines: DeadlineQueue = field(default_factory=DeadlineQueue, init=False)
     to_release: list[SequenceId] = field(default_factory=list, init=False)
@@ -99,14 +112,20 @@ class SchedulerState:
     kv_counts: KvCounts | None = field(default=None, init=False)
     may_open_early: bool = field(default=True, init=False)
     shares_prefixes: bool = field(default=True, init=False)
+    output_lengths: OutputLengths = field(default_factory=OutputLengths, init=False)
+    service_rate: ServiceRate = field(default_factory=ServiceRate, init=False)
+    now: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
+        self.waiting = WaitingQueue(self.limits.aging_seconds)
         self.block_ceiling = self.limits.num_blocks
 
     @property
     def has_work(self) -> bool:
         """True while `plan` would return a batch, were none in flight."""
-        return bool(self.running or self.to_release or len(self.waiting))
+        return bool(self.to_release) or any(
+            not request.is_paused for request in self.requests.values()
+        )
 
     def num_blocks_held(self) -> int:
         """Return the blocks of computed tokens, each sequence counted as if it shared none."""
@@ -130,10 +149,19 @@ class SchedulerState:
         """
         running = list(self.running.values())
         waiting = list(self.waiting)
-        order = [r.sequence_id for r in waiting if r.status is RequestStatus.WAITING]
-        _check(order == sorted(set(order)), "new requests wait in order of arrival", order)
         known = {request.request_id: request for request in running + waiting}
         _check(known == self.requests, "a live request runs or waits", known)
+        _check(len(known) == len(running) + len(waiting), "and not both", known)
+        ids = {request.sequence_id for request in known.values()}
+        _check(len(ids) == len(known), "sequence ids are unique", ids)
+        ordered = list(self.waiting.ordered(self.now))
+        _check(
+            {each.request_id for each in ordered}
+            == {each.request_id for each in waiting if not each.is_paused},
+            "the order of admission has everybody who may be admitted", ordered,
+        )  # fmt: skip
+        num_waiting_tokens = sum(request.num_tokens for request in waiting)
+        _check(self.waiting.num_tokens == num_waiting_tokens, "waiting tokens", num_waiting_tokens)
         for request in running:
             _check(request.status is RequestStatus.RUNNING, "running is RUNNING", request)
             _check(request.is_opened, "a running request is opened", request)

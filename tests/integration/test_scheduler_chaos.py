@@ -71,6 +71,9 @@ async def _client(harness: Harness, seed: int) -> str:
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return "late"
+        # By what was measured in all this trouble the deadline may be out of reach.
+        if "within the deadline" in (error.details() or ""):
+            return "refused"
         raise
     raise AssertionError("a stream must have an end")
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from scheduler_service.core import (
     Event,
     FinishReason,
-    Request,
+    PreemptionReason,
+    Priority,
     RequestFinished,
+    RequestId,
     RequestPreempted,
     SchedulerState,
     TokenEmitted,
@@ -25,16 +27,21 @@ from scheduler_service.core import (
     finish_by_stop_string,
     opened,
     openings,
+    pause,
     plan,
     record_kv_counts,
+    resume,
     submit,
 )
+from scheduler_service.core.precedence import leader
 from tests.support.core_scenarios import make_limits, make_request
 from tests.support.fake_block_pool import VOCAB_SIZE, FakeBlockPool, solo_run
 
 MAX_STEPS = 5000
-# A trace takes a few milliseconds, so many more than the profile's usual number are affordable.
-many = settings(max_examples=5 * settings().max_examples)
+AGING_STEPS = 4.0
+PAUSE_STEPS = 7
+# A trace takes some hundredths of a second, so more than the profile's usual number are affordable.
+many = settings(max_examples=2 * settings().max_examples)
 STOP = frozenset({3})
 # Prompts start with some of these tokens, so that many share a prefix.
 COMMON = [1, 2, 1, 4, 5, 6, 1, 8, 9, 1, 11, 12]
@@ -50,6 +57,8 @@ class Arrival:
     step: int
     deadline: int | None
     salt: str
+    priority: Priority
+    client: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Scenario:
     lost_openings: set[int] = field(default_factory=set)
     restarts_while_opening: set[int] = field(default_factory=set)
     restarts_when_opened: set[int] = field(default_factory=set)
+    pauses: dict[int, int] = field(default_factory=dict)
 
 
 _STEPS = st.integers(0, 40)
@@ -92,6 +102,8 @@ arrivals = st.builds(
     step=st.just(0) | st.integers(0, 30),
     deadline=st.none() | st.none() | st.integers(0, 60),
     salt=st.sampled_from(["", "", "", "other"]),
+    priority=st.sampled_from(Priority),
+    client=st.sampled_from("ab"),
 )
 
 shapes = {
@@ -102,6 +114,7 @@ shapes = {
     "block_size": st.integers(1, 5),
     "slack": st.integers(0, 4),
     "hits": st.lists(st.integers(0, 30) | st.just(30), min_size=1, max_size=4),
+    "pauses": _INDEXES,
 }
 
 quiet = st.builds(Scenario, **shapes, missing_blocks=st.just(0))
@@ -134,11 +147,13 @@ class Trace:
             seqs=scenario.seqs,
             block_size=scenario.block_size,
             blocks=num_blocks,
+            aging=AGING_STEPS,
         )
         self.state = SchedulerState(limits)
         self.pool = FakeBlockPool(scenario.block_size, max(1, num_blocks - scenario.missing_blocks))
         self.output: dict[str, list[int]] = {}
         self.ends: dict[str, FinishReason] = {}
+        self.paused: dict[int, list[RequestId]] = {}
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -150,6 +165,7 @@ class Trace:
                 index, arrival = todo.pop(0)
                 self._submit(index, arrival)
             self._record(expire(self.state, float(step)))
+            self._pause(step)
             if step in self.scenario.restarts_between:
                 self._restart()
             self._step(step)
@@ -164,6 +180,9 @@ class Trace:
             stop=STOP if arrival.stops else frozenset(),
             deadline=None if arrival.deadline is None else float(arrival.deadline),
             salt=arrival.salt,
+            arrival=float(arrival.step),
+            priority=arrival.priority,
+            client=arrival.client,
         )
         submit(self.state, request)
         self.output[request.request_id] = []
@@ -201,16 +220,26 @@ class Trace:
         if step in self.scenario.restarts_when_opened:
             self._restart()
 
+    def _pause(self, step: int) -> None:
+        """Pause a request for some steps, as a slow reader would."""
+        for name in self.paused.pop(step, ()):
+            resume(self.state, name)
+        index = self.scenario.pauses.get(step)
+        live = list(self.state.requests.values())
+        if index is not None and index < len(live):
+            pause(self.state, live[index].request_id)
+            self.paused.setdefault(step + PAUSE_STEPS, []).append(live[index].request_id)
+
     def _step(self, step: int) -> None:
         self._open(step)
         batch = plan(self.state, float(step))
         self.state.check_invariants()
         if batch is None:
-            assert not self.state.running
+            assert all(request.is_paused for request in self.state.running.values())
             # Only a restart in between can leave nobody to admit.
             scenario = self.scenario
             restarts = scenario.restarts_while_opening | scenario.restarts_when_opened
-            assert not self.state.requests or step in restarts
+            assert not self.state.has_work or step in restarts
             return
         self._record(batch.events)
         self._check_batch(batch)
@@ -249,14 +278,19 @@ class Trace:
         assert all(1 <= len(row.token_ids) <= limits.max_prefill_chunk for row in batch.rows)
         rows = {row.sequence_id for row in batch.rows}
         assert not rows & set(batch.released_sequence_ids)
-        if self.state.running:
-            oldest: Request = next(iter(self.state.running.values()))
-            assert oldest.request_id in {row.request_id for row in batch.rows}
+        first = leader(self.state)
+        if first is not None:
+            assert first.request_id in {row.request_id for row in batch.rows}
+        assert not any(self.state.requests[row.request_id].is_paused for row in batch.rows)
+        for name in {row.request_id for row in batch.rows}:
+            assert self.state.requests[name].num_yields <= self.state.requests[name].priority
 
     def _record(self, events: tuple[Event, ...] | list[Event]) -> None:
         for happened in events:
             assert happened.request_id not in self.ends, "nothing follows the end"
             self.seen[type(happened).__name__] += 1
+            if isinstance(happened, RequestPreempted):
+                self.seen[happened.reason.value] += 1
             if isinstance(happened, TokenEmitted):
                 output = self.output[happened.request_id]
                 assert happened.index == len(output)
@@ -291,9 +325,10 @@ def test_every_request_gets_the_tokens_of_its_solo_run(scenario: Scenario) -> No
     """Budgets, chunks, block sizes and neighbours change no token, and every request ends."""
     trace = Trace(scenario)
     trace.run()
-    event(f"preempted={trace.seen[RequestPreempted.__name__] > 0}")
     event(f"hits={trace.seen['hits'] > 0}")
     event(f"waits={trace.seen['waits'] > 0}")
+    for reason in PreemptionReason:
+        event(f"{reason.value}={trace.seen[reason.value] > 0}")
     check_against_solo_runs(trace)
     for index, arrival in enumerate(scenario.arrivals):
         if arrival.deadline is None:
@@ -308,7 +343,8 @@ def test_trouble_changes_no_token(scenario: Scenario) -> None:
     trace = Trace(scenario)
     trace.run()
     event(f"refused={trace.seen['refused'] > 0}")
-    event(f"preempted={trace.seen[RequestPreempted.__name__] > 0}")
+    for reason in PreemptionReason:
+        event(f"{reason.value}={trace.seen[reason.value] > 0}")
     check_against_solo_runs(trace)
 
 

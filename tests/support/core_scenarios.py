@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from scheduler_service.core import (
     Event,
     Limits,
+    Priority,
     Request,
     RequestFinished,
     RequestId,
@@ -36,6 +37,8 @@ def make_limits(
     blocks: int = 32,
     context: int = 128,
     chunk: int = 64,
+    waiting_tokens: int = 1_000_000,
+    aging: float = 30.0,
 ) -> Limits:
     """Return limits; everything is roomy unless named."""
     return Limits(
@@ -46,6 +49,8 @@ def make_limits(
         num_blocks=blocks,
         context_length=context,
         max_prefill_chunk=chunk,
+        max_waiting_tokens=waiting_tokens,
+        aging_seconds=aging,
     )
 
 
@@ -58,6 +63,8 @@ def make_request(
     deadline: float | None = None,
     arrival: float = 0.0,
     salt: str | None = None,
+    priority: Priority = Priority.NORMAL,
+    client: str = "",
 ) -> Request:
     """Return a request with the prompt 0, 1, 2, ... of the given length, or the given prompt.
 
@@ -73,6 +80,8 @@ def make_request(
         stop_token_ids=stop,
         deadline=deadline,
         arrival=arrival,
+        priority=priority,
+        client_id=client,
     )
 
 

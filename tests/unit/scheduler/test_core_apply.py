@@ -7,6 +7,7 @@ import pytest
 from scheduler_service.core import (
     FinishReason,
     KvCounts,
+    PreemptionReason,
     RequestFinished,
     RequestId,
     RequestPreempted,
@@ -34,6 +35,7 @@ from tests.support.core_scenarios import (
 )
 
 A, B = RequestId("a"), RequestId("b")
+RESTART = PreemptionReason.EXECUTOR_RESTART
 
 
 def test_tokens_are_emitted_in_row_order_with_their_index() -> None:
@@ -145,10 +147,9 @@ def test_a_restart_makes_running_requests_wait_in_order_and_keeps_their_tokens()
     run_step(state, token_id=7)
     events = executor_restarted(state)
     assert events == [
-        RequestPreempted(request_id=B, num_lost_tokens=4),
-        RequestPreempted(request_id=A, num_lost_tokens=4),
+        RequestPreempted(request_id=name, num_lost_tokens=4, reason=RESTART) for name in (A, B)
     ]
-    assert [request.request_id for request in state.waiting] == ["a", "b", "c"]
+    assert [request.request_id for request in state.waiting.ordered(0.0)] == ["a", "b", "c"]
     assert state.to_release == []
     state.check_invariants()
     batch = must_plan(state)
@@ -225,7 +226,9 @@ def test_a_refused_step_preempts_the_last_running_request() -> None:
     """Nothing was computed; the rest is planned again and the victim waits for blocks."""
     state = state_with(make_limits(), make_request("a", 8), make_request("b", 8))
     batch = must_plan(state)
-    assert capacity_refused(state, batch) == [RequestPreempted(request_id=B, num_lost_tokens=0)]
+    assert capacity_refused(state, batch) == [
+        RequestPreempted(request_id=B, num_lost_tokens=0, reason=PreemptionReason.CAPACITY)
+    ]
     state.check_invariants()
     again = must_plan(state)
     assert again.step_id == 2

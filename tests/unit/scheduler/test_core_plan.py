@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core import (
+    PreemptionReason,
     RequestAdmitted,
     RequestId,
     RequestPreempted,
@@ -152,8 +153,8 @@ def test_a_waiting_head_that_does_not_fit_holds_those_behind_it() -> None:
     assert set(shape(must_plan(state))) == {"a"}
 
 
-def test_the_last_running_request_is_the_victim() -> None:
-    """An older row that needs a block takes it from the youngest, which keeps its tokens."""
+def test_the_running_request_least_worth_keeping_is_the_victim() -> None:
+    """A row that needs a block takes it from the other request, which keeps its tokens."""
     limits = make_limits(blocks=5, block_size=4)
     state = state_with(limits, make_request("a", 7, 9), make_request("b", 7, 9))
     for _ in range(2):
@@ -165,7 +166,11 @@ def test_the_last_running_request_is_the_victim() -> None:
         run_step(state)
     batch = must_plan(state)
     assert shape(batch) == {"a": (12, 1)}
-    assert batch.events == (RequestPreempted(request_id=RequestId("b"), num_lost_tokens=8),)
+    assert batch.events == (
+        RequestPreempted(
+            request_id=RequestId("b"), num_lost_tokens=8, reason=PreemptionReason.CAPACITY
+        ),
+    )
     assert batch.released_sequence_ids == (b.sequence_id,)
     assert (b.status, b.generation, b.num_preemptions) == (RequestStatus.PREEMPTED, 1, 1)
     assert len(b.output_token_ids) == 2

@@ -2,49 +2,162 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
-from scheduler_service.core import RequestId, SequenceId
+from scheduler_service.core import Priority, RequestId, RequestStatus, SequenceId
 from scheduler_service.core.queues import DeadlineQueue, WaitingQueue
 from tests.support.core_scenarios import make_request
 
 if TYPE_CHECKING:
     from scheduler_service.core import Request
 
-
-def _names(queue: WaitingQueue) -> list[str]:
-    return [request.request_id for request in queue]
+I, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH  # noqa: E741
 
 
-def test_first_come_first_served_with_preempted_ones_in_front() -> None:
-    """New requests go to the back, preempted ones to the front."""
-    queue = WaitingQueue()
-    queue.push_back(make_request("b"))
-    queue.push_back(make_request("c"))
-    queue.push_front(make_request("a"))
-    assert _names(queue) == ["a", "b", "c"]
-    head = queue.head()
-    assert head is not None
-    assert head.request_id == "a"
+def _queue(*requests: Request, aging_seconds: float = 10.0) -> WaitingQueue:
+    """Return a queue of these requests, numbered in order."""
+    queue = WaitingQueue(aging_seconds)
+    for number, request in enumerate(requests, start=1):
+        request.sequence_id = SequenceId(number)
+        request.waiting_since = request.arrival
+        queue.push(request)
+    return queue
+
+
+def _order(queue: WaitingQueue, now: float = 0.0) -> str:
+    """Return the names in the order of admission, which is checked against real admissions."""
+    said = [request.request_id for request in queue.ordered(now)]
+    copy = deepcopy(queue)
+    done = []
+    while (head := copy.head(now)) is not None:
+        copy.admit(head, now)
+        done.append(head.request_id)
+    assert done == said
+    return "".join(said)
+
+
+def test_one_client_is_served_by_arrival_whatever_order_it_was_queued_in() -> None:
+    """A preempted request goes back to its place."""
+    a, b, c = (make_request(name) for name in "abc")
+    queue = _queue(a, b, c)
+    queue.remove(a.request_id)
+    queue.remove(b.request_id)
+    queue.push(b)
+    queue.push(a)
+    assert _order(queue) == "abc"
     assert len(queue) == 3
+    assert RequestId("b") in queue
 
 
 def test_removal_from_the_middle() -> None:
-    """A cancelled request leaves from wherever it is."""
-    queue = WaitingQueue()
-    for name in "abc":
-        queue.push_back(make_request(name))
+    """A cancelled request leaves from wherever it is, with its tokens."""
+    queue = _queue(*(make_request(name, 5) for name in "abc"))
     queue.remove(RequestId("b"))
-    assert _names(queue) == ["a", "c"]
+    assert _order(queue) == "ac"
     assert RequestId("b") not in queue
-    assert RequestId("c") in queue
+    assert queue.num_tokens == 10
 
 
 def test_an_empty_queue_has_no_head() -> None:
     """No head, no length."""
-    queue = WaitingQueue()
-    assert queue.head() is None
+    queue = _queue()
+    assert queue.head(0.0) is None
     assert len(queue) == 0
+
+
+def test_classes_come_in_order() -> None:
+    """The class decides before arrival."""
+    queue = _queue(*(make_request(n, priority=p) for n, p in (("b", B), ("n", N), ("i", I))))
+    assert _order(queue) == "inb"
+    assert queue.num_by_priority() == {I: 1, N: 1, B: 1}
+
+
+def test_a_head_rises_a_class_each_aging_seconds_and_then_goes_first() -> None:
+    """At equal rank the older one is first; past the highest class nobody is before it."""
+    old = make_request("b", priority=B)
+    queue = _queue(
+        old,
+        make_request("n", priority=N, client="n", arrival=15.0),
+        make_request("i", priority=I, client="i", arrival=29.0),
+    )
+    assert _order(queue, 9.0) == "inb"
+    assert _order(queue, 10.0) == "ibn"
+    assert _order(queue, 20.0) == "bin"
+    assert _order(queue, 30.0)[0] == "b"
+
+
+def test_a_flow_does_not_age_by_its_length() -> None:
+    """Of many old requests of one client only the head is old: each admission starts anew."""
+    flood = [make_request(name, priority=B, client="flood") for name in "abcd"]
+    queue = _queue(*flood, make_request("x", priority=I, client="x", arrival=99.0))
+    assert _order(queue, 100.0) == "axbcd"
+
+
+def test_the_client_that_was_served_least_is_next() -> None:
+    """Prompts count when they are admitted: long ones cost more turns."""
+    queue = _queue(
+        *(make_request(name, 8, client="long") for name in "ABC"),
+        *(make_request(name, 4, client="short") for name in "uvwx"),
+    )
+    assert _order(queue) == "AuvBwxC"
+
+
+def test_generated_tokens_count_to_their_client() -> None:
+    """A client whose requests generate much falls behind one whose prompts are as long."""
+    a, b = make_request("a", client="a"), make_request("b", client="b")
+    queue = _queue(a, b, make_request("c", client="a"), make_request("d", client="b"))
+    queue.admit(a, 0.0)
+    queue.admit(b, 0.0)
+    assert _order(queue) == "cd"
+    queue.charge_output(a)
+    assert _order(queue) == "dc"
+
+
+def test_a_client_that_comes_back_has_saved_nothing_up() -> None:
+    """It starts from the lowest counter of those that wait, not from its own old one."""
+    queue = _queue(*(make_request(str(n), client="busy") for n in range(9)))
+    for _ in range(5):
+        head = queue.head(0.0)
+        assert head is not None
+        queue.admit(head, 0.0)
+    for number, name in enumerate("uvw", start=10):
+        late = make_request(name, client="late")
+        late.sequence_id = SequenceId(number)
+        queue.push(late)
+    assert _order(queue) == "5u6v7w8"
+
+
+def test_preempted_requests_come_first_in_their_class_and_are_not_counted_twice() -> None:
+    """Their prompt was counted when they were admitted for the first time."""
+    a, b = make_request("a", client="a"), make_request("b", client="b")
+    queue = _queue(a, b)
+    queue.admit(a, 0.0)
+    a.status = RequestStatus.PREEMPTED
+    queue.push(a)
+    assert _order(queue) == "ab"
+
+
+def test_a_request_that_gave_way_runs_a_class_higher() -> None:
+    """Its place in the queue is that of its class; its rank rises each time, to the highest."""
+    ranks = []
+    for num_yields in range(4):
+        gone, new = make_request("g", priority=B), make_request("n", priority=N)
+        queue = _queue(gone, new)
+        gone.num_yields = num_yields
+        assert _order(queue) == "ng"
+        queue.admit(gone, 0.0)
+        ranks.append(gone.rank)
+    assert ranks == [2, 1, 0, 0]
+
+
+def test_paused_requests_are_passed_over() -> None:
+    """They stay in the queue and hold nobody up."""
+    a, b = make_request("a"), make_request("b")
+    queue = _queue(a, b)
+    a.is_paused = True
+    assert _order(queue) == "b"
+    assert len(queue) == 2
 
 
 def _live(*requests: Request) -> dict[RequestId, Request]:

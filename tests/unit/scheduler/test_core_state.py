@@ -38,9 +38,8 @@ def test_the_longest_sequence_is_bounded_by_context_and_pool() -> None:
     assert make_limits(blocks=3, block_size=4, context=10).max_sequence_length == 10
 
 
-def _wrong_order(state: SchedulerState) -> None:
-    state.requests[RequestId("d")] = early = make_request("d")
-    state.waiting.push_back(early)
+def _wrong_count(state: SchedulerState) -> None:
+    state.waiting.num_tokens += 1
 
 
 def _not_opened(state: SchedulerState) -> None:
@@ -102,7 +101,7 @@ def _past_max_tokens(state: SchedulerState) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        _wrong_order,
+        _wrong_count,
         _not_opened,
         _released_early,
         _opened_unasked,

@@ -40,6 +40,8 @@ def test_every_field_has_a_flag() -> None:
         "step_timeout_seconds": "3.0", "log_level": "error", "log_format": "json",
         "reflection": "false", "log_file": "/x/s.log", "log_prompts": "false", "trace_dir": "/x/t",
         "metrics_exemplars": "true", "otlp_endpoint": "http://h:4317", "otlp_step_every": "9",
+            "max_waiting_tokens": "77", "aging_seconds": "2.5", "max_undelivered_tokens": "6",
+            "slow_reader_seconds": "1.5",
     }  # fmt: skip
     assert set(values) == {each.name for each in dataclasses.fields(SchedulerConfig)}
     flags = [part for n, v in values.items() for part in (f"--{n.replace('_', '-')}", v)]

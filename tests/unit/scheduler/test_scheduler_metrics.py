@@ -10,9 +10,11 @@ from scheduler_service.metrics import (
     PreemptionReason,
     PromptSource,
     ReconnectReason,
+    RefusalReason,
     RowPhase,
     SchedulerMetrics,
     StepPhase,
+    WaitingClass,
 )
 
 LABELS: dict[str, dict[str, type[StrEnum]]] = {
@@ -21,6 +23,8 @@ LABELS: dict[str, dict[str, type[StrEnum]]] = {
     "isobatch_scheduler_step_rows": {"phase": RowPhase},
     "isobatch_scheduler_step_phase_seconds": {"phase": StepPhase},
     "isobatch_scheduler_preemptions": {"reason": PreemptionReason},
+    "isobatch_scheduler_refusals": {"reason": RefusalReason},
+    "isobatch_scheduler_requests_waiting_by_class": {"priority": WaitingClass},
     "isobatch_scheduler_executor_reconnects": {"reason": ReconnectReason},
 }
 PLAIN = {
@@ -31,6 +35,7 @@ PLAIN = {
     "isobatch_scheduler_request_duration_seconds", "isobatch_scheduler_build_info",
     "isobatch_scheduler_step_wall_seconds", "isobatch_scheduler_last_step_timestamp_seconds",
     "isobatch_scheduler_executor_connected", "isobatch_scheduler_trace_bytes",
+    "isobatch_scheduler_waiting_tokens", "isobatch_scheduler_streams_paused",
 }  # fmt: skip
 
 

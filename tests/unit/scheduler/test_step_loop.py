@@ -10,10 +10,16 @@ import pytest
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import token_rows_pb2
 from scheduler_service.core import Limits, Request, RequestId, SamplingParams
-from scheduler_service.errors import InternalError, InvalidRequestError, OverloadedError
+from scheduler_service.errors import (
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    SlowReaderError,
+)
 from scheduler_service.executor_client import ExecutorSession, SessionLostError
 from scheduler_service.fan_out import Totals
 from scheduler_service.metrics import SchedulerMetrics, StepPhase
+from scheduler_service.slow_readers import SlowReaders
 from scheduler_service.step_loop import PhaseTimes, StepLoop
 from scheduler_service.step_sampler import StepSampler
 from scheduler_service.streams import Delta, TokenStream
@@ -96,7 +102,11 @@ class _Clock:
         return self.time
 
 
-def _loop(registry: prometheus_client.CollectorRegistry | None = None, **limits: int) -> StepLoop:
+def _loop(
+    registry: prometheus_client.CollectorRegistry | None = None,
+    slow_readers: SlowReaders | None = None,
+    **limits: int,
+) -> StepLoop:
     values = {
         "max_num_batched_tokens": 16, "max_num_seqs": 4, "max_num_waiting": 4, "block_size": 8,
         "num_blocks": 16, "context_length": 64,
@@ -104,8 +114,9 @@ def _loop(registry: prometheus_client.CollectorRegistry | None = None, **limits:
     metrics = SchedulerMetrics(registry or prometheus_client.CollectorRegistry(), "1")
     sampler = StepSampler(vocab_size=26, max_top_k=8)
     return StepLoop(
-        MODEL, Limits(**values), sampler, metrics.for_model("m"), Totals(), clock=_Clock()
-    )
+        MODEL, Limits(**values), sampler, metrics.for_model("m"), Totals(), clock=_Clock(),
+        slow_readers=slow_readers,
+    )  # fmt: skip
 
 
 def _submit(
@@ -277,3 +288,47 @@ async def test_giving_up_ends_every_stream_with_the_error() -> None:
     loop.give_up(lambda: InternalError("gone"))
     assert [str(stream.error) for stream in streams] == ["gone", "gone"]
     assert not loop.state.requests
+
+
+async def test_a_request_whose_reader_is_behind_pauses_and_the_others_go_on() -> None:
+    """It goes on when its reader comes back, with the tokens that it would have had."""
+    log: list[str] = []
+    loop = _loop(slow_readers=SlowReaders(2, 1e9))
+    slow = _submit(loop, "a", log, max_tokens=9)
+    quick = _submit(loop, "b", log, max_tokens=9)
+    quick.push_token = _take_at_once(quick)  # type: ignore[method-assign]
+    await _run(loop, _Session(log))
+    assert list(loop.state.requests) == ["a"]
+    # The bound, the token beyond it, and that of the step that was under way.
+    assert slow.num_pending == 4
+    assert log[-1] == "idle"
+    delta = slow.take()
+    assert delta is not None
+    slow.push_token = _take_at_once(slow)  # type: ignore[method-assign]
+    await _run(loop, _Session(log))
+    assert not loop.state.requests
+    assert list(slow.request.output_token_ids) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+async def test_a_reader_that_never_comes_back_ends_its_request() -> None:
+    log: list[str] = []
+    loop = _loop(slow_readers=SlowReaders(2, 500.0))
+    slow = _submit(loop, "a", log, max_tokens=9)
+    await _run(loop, _Session(log))
+    assert not slow.is_over
+    cast("_Clock", loop._clock).time += 500.0
+    await _run(loop, _Session(log))
+    assert isinstance(slow.error, SlowReaderError)
+    assert not loop.state.requests
+    assert len(loop.fan_out.slow_readers) == 0
+
+
+def _take_at_once(stream: TokenStream) -> Any:
+    push = type(stream).push_token
+
+    def push_and_take(token_id: int, now: float, digest: bytes | None = None) -> bool:
+        is_over = push(stream, token_id, now, digest)
+        stream.take()
+        return is_over
+
+    return push_and_take
