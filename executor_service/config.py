@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 BACKENDS: Final = ("auto", "cpu", "metal", "cuda", "reference")
-UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni", "neon")
+UNITS: Final = ("auto", "reference", "scalar", "avx2", "vnni", "amx", "neon")
 PROFILES: Final = ("auto", "measure", "off")
 
 

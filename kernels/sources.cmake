@@ -9,6 +9,7 @@ set(kernels_sources
   ${kernels_cpp}/engine_float.cpp
   ${kernels_cpp}/engine_ops.cpp
   ${kernels_cpp}/kv_pool.cpp
+  ${kernels_cpp}/linear_amx.cpp
   ${kernels_cpp}/linear_avx2.cpp
   ${kernels_cpp}/linear_avx512.cpp
   ${kernels_cpp}/linear_avx512_short.cpp
@@ -44,8 +45,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   endif()
   set_source_files_properties(${kernels_cpp}/linear_avx2.cpp ${kernels_cpp}/linear_float_avx2.cpp ${kernels_cpp}/row_ops_avx2.cpp
     PROPERTIES COMPILE_OPTIONS "${kernels_avx2}")
-  set_source_files_properties(${kernels_cpp}/linear_avx512.cpp ${kernels_cpp}/linear_avx512_short.cpp
-      ${kernels_cpp}/linear_float_avx512.cpp ${kernels_cpp}/row_ops_avx512.cpp
+  set_source_files_properties(${kernels_cpp}/linear_amx.cpp ${kernels_cpp}/linear_avx512.cpp
+      ${kernels_cpp}/linear_avx512_short.cpp ${kernels_cpp}/linear_float_avx512.cpp ${kernels_cpp}/row_ops_avx512.cpp
     PROPERTIES COMPILE_OPTIONS "${kernels_avx2};${kernels_avx512}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set_source_files_properties(${kernels_cpp}/linear_neon_dotprod.cpp

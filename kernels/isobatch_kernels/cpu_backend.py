@@ -64,7 +64,7 @@ class CpuBackend:
         Args:
             program: the model; its weights may be freed afterwards.
             limits: sizes of the cache, of a step and of the thread pool.
-            unit: "reference", "scalar", "avx2", "vnni" or "neon".
+            unit: "reference", "scalar", "avx2", "vnni", "amx" or "neon".
 
         Raises:
             ValueError: the program is malformed, or this machine lacks the unit.

@@ -9,7 +9,7 @@ import logging
 import os
 
 # Fastest first. Each must give the reference's bits; a unit that does not is passed over.
-FAST_UNITS = ("vnni", "avx2", "neon", "scalar")
+FAST_UNITS = ("amx", "vnni", "avx2", "neon", "scalar")
 UNITS = (*FAST_UNITS, "reference")
 UNIT_VARIABLE = "ISOBATCH_CPU_UNIT"
 

@@ -162,7 +162,7 @@ def create_backend(
         max_num_seqs: most token rows of a step.
         max_num_batched_tokens: most tokens of a step.
         backend: "auto", "cpu", "metal", "cuda" or "reference" (the CPU's unit of that name).
-        unit: "auto", "reference", "scalar", "avx2", "vnni" or "neon".
+        unit: "auto", "reference", "scalar", "avx2", "vnni", "amx" or "neon".
         num_threads: CPU threads that share a step; 0 for the number of usable CPUs.
 
     Raises:

@@ -50,7 +50,7 @@ void quantized_case(Random& random, ThreadPool& pool, const LinearOps* ops, bool
   Arena arena;
   const auto plain = pack_quantized({matrix.source}, b, true, arena, pool);
   const auto packed = pack_quantized({matrix.source}, b, false, arena, pool);
-  const int P = panel_rows(M);
+  const int P = ops->panel(M);
   Activations natural(K, shape.A, M, P, ActFormat::kInt16, b < shape.A, shape.limit),
       other(K, shape.A, M, P, ops->format_of(shape.limit), b < shape.A, shape.limit);
   for (int m = 0; m < M; m++) {

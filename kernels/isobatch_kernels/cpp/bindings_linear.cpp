@@ -46,7 +46,7 @@ class LinearLayer {
     activations_.half_sums = w.b < block_;
     activations_.ensure(M);
     std::vector<uint32_t> flags(M, 0);
-    ActView v{w.K, block_, (w.K + block_ - 1) / block_, M, panel_rows(M), limit_, unit_.linears->format_of(limit_),
+    ActView v{w.K, block_, (w.K + block_ - 1) / block_, M, unit_.linears->panel(M), limit_, unit_.linears->format_of(limit_),
               activations_.half_sums,
               activations_.values.as<uint8_t>(), activations_.d.as<float>(), activations_.s.as<float>(),
               activations_.s_low.as<float>(), activations_.s_high.as<float>(), flags.data(), 0};

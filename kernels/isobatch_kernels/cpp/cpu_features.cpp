@@ -12,6 +12,8 @@
 #endif
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -29,6 +31,17 @@ uint64_t saved_register_state() {
   return ((uint64_t)high << 32) | low;
 }
 bool bit(uint32_t word, int index) { return (word >> index) & 1; }
+
+// Linux gives a process the tiles' registers on request.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
 }  // namespace
 
 CpuFeatures detect_cpu_features() {
@@ -41,6 +54,8 @@ CpuFeatures detect_cpu_features() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
   features.avx2 = ymm && avx && fma && f16c && bit(b, 5);
   features.avx512_vnni = features.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && bit(c, 11);
+  const bool tiles = (state & 0x60000) == 0x60000 && bit(d, 24) && bit(d, 25);
+  features.amx_int8 = features.avx512_vnni && tiles && may_use_tiles();
   return features;
 }
 #elif defined(__aarch64__)

@@ -7,6 +7,7 @@ namespace isobatch {
 struct CpuFeatures {
   bool avx2 = false;         // with FMA and F16C
   bool avx512_vnni = false;  // with AVX-512 F, BW, DQ, VL
+  bool amx_int8 = false;     // with all of these, and this process may use tiles
   bool neon = false;         // of aarch64
   bool dotprod = false;      // NEON's dot products of bytes
 };

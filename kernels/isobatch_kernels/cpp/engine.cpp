@@ -26,6 +26,7 @@ Unit find_unit(const std::string& name) {
   if (name == "scalar") return {scalar_row_ops(), scalar_linear_ops(), scalar_float_ops()};
   if (name == "avx2" && cpu.avx2) return {avx2_row_ops(), avx2_linear_ops(), avx2_float_ops()};
   if (name == "vnni" && cpu.avx512_vnni) return {avx512_row_ops(), avx512_linear_ops(), avx512_float_ops()};
+  if (name == "amx" && cpu.amx_int8) return {avx512_row_ops(), amx_linear_ops(), avx512_float_ops()};
   if (name == "neon" && cpu.neon) return {neon_row_ops(), cpu.dotprod ? neon_dotprod_linear_ops() : neon_linear_ops(), neon_float_ops()};
   return {};
 }
@@ -164,7 +165,7 @@ ActView Engine::view(int buffer, int op_index) const {
   v.A = b.block;
   v.NB = (b.width + b.block - 1) / b.block;
   v.M = rows_of(b.wanted_only);
-  v.P = panel_rows(v.M);
+  v.P = unit_.linears->panel(v.M);
   v.limit = config_.activation_limit;
   v.format = unit_.linears->format_of(v.limit);
   v.half_sums = b.half_sums;

@@ -21,7 +21,7 @@ struct Unit {
   const FloatLinearOps* floats = nullptr;
   bool available() const { return rows && linears; }
 };
-// "reference", "scalar", "avx2", "vnni" or "neon"; not available where this processor or this build lacks it.
+// "reference", "scalar", "avx2", "vnni", "amx" or "neon"; not available where this processor or this build lacks it.
 Unit find_unit(const std::string& name);
 
 struct EngineConfig {

@@ -72,6 +72,9 @@ struct LinearOps {
   void (*dense)(const DenseView& w, const float* x, const float* powers, int M, const LinearOutput& out, int tile_begin,
                 int tile_end);
 
+  // Rows of a panel for M rows.
+  int (*panel)(int M) = panel_rows;
+
   ActFormat format_of(int limit) const { return limit == kShortActivationMax ? short_format : format; }
   QuantizedFn quantized_of(int limit) const { return limit == kShortActivationMax ? short_quantized : quantized; }
 };
@@ -88,6 +91,7 @@ const LinearOps* scalar_linear_ops();
 const LinearOps* avx2_linear_ops();
 const LinearOps* avx512_linear_ops();
 QuantizedFn avx512_short_quantized();
+const LinearOps* amx_linear_ops();
 const LinearOps* neon_linear_ops();
 const LinearOps* neon_dotprod_linear_ops();
 
