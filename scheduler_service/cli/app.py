@@ -17,6 +17,7 @@ _COMMANDS: Final = (
     "doctor",
     "explain",
     "generate",
+    "lab",
     "models",
     "pull",
     "replay",

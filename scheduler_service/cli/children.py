@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler_service.cli.failures import EXIT_FAILURE, Failure
@@ -26,8 +27,13 @@ def executor_child(
     metrics_port: int | None,
     kv_memory_mb: int | None = None,
     threads: int | None = None,
+    more: Sequence[str] = (),
+    name: str = "executor",
 ) -> Child:
-    """Return the executor of a model, at a gRPC address; what is None it decides itself."""
+    """Return the executor of a model, at a gRPC address; what is None it decides itself.
+
+    `more` are further flags; `name` stands before its output.
+    """
     arguments = ["--model", model, "--listen", listen]
     if metrics_port is not None:
         arguments += ["--metrics-port", str(metrics_port)]
@@ -35,7 +41,7 @@ def executor_child(
         arguments += ["--kv-memory-mb", str(kv_memory_mb)]
     if threads is not None:
         arguments += ["--threads", str(threads)]
-    return Child("executor", python_module("executor_service", *arguments))
+    return Child(name, python_module("executor_service", *arguments, *more))
 
 
 def scheduler_child(*, listen: str, executor: str, metrics_port: int | None) -> Child:

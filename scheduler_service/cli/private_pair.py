@@ -76,7 +76,7 @@ def private_pair(
             with progress(f"loading {model}"):
                 serves = wait_until_serving(scheduler, lambda: supervisor.failure is None)
             if not serves:
-                raise _start_failure(supervisor, watcher, log)
+                raise start_failure(supervisor, watcher, log)
             yield scheduler
         finally:
             supervisor.stop()
@@ -84,9 +84,10 @@ def private_pair(
                 watcher.join()
 
 
-def _start_failure(
+def start_failure(
     supervisor: Supervisor, watcher: threading.Thread, log: deque[tuple[str, str]]
 ) -> Failure:
+    """Return the error of a child that could not start: its own, or else its last lines."""
     # The last words of a child may still be on their way.
     watcher.join()
     failure = supervisor.failure

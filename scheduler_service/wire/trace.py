@@ -154,6 +154,12 @@ def read(data: bytes) -> Trace:
     return Trace(_read_header(head), tuple(steps), tuple(blocks), ending)
 
 
+def read_kv(piece: bytes) -> list[KvBlock]:
+    """Return the cache blocks in a piece that `kv` made."""
+    records = pb.Trace.FromString(piece).records
+    return [block for each in records for block in _read_kv(each.kv)]
+
+
 def _read_header(message: pb.TraceHeader) -> TraceHeader:
     params, stopping = message.sampling, message.stopping
     return TraceHeader(

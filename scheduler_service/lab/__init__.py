@@ -1,0 +1,1 @@
+"""Experiments on executors, step by step: what a kernel policy does to speed and to bits."""
