@@ -32,6 +32,8 @@ class ExecutorConfig:
     metrics_port: int = 9401
     # Memory of the key/value cache in MiB; 0 sizes it to the model and the machine (engine).
     kv_memory_mb: int = 0
+    # Whether sequences share the blocks of equal beginnings (engine).
+    prefix_cache: bool = True
     # Most token rows of a step (engine).
     max_num_seqs: int = 256
     # Most tokens of a step (engine).
@@ -106,6 +108,7 @@ HELP: Final[Mapping[str, str]] = {
     "model_id": "name by which clients ask for the model",
     "metrics_port": "port of /metrics on 127.0.0.1; 0 for none",
     "kv_memory_mb": "memory of the key/value cache in MiB; 0 sizes it to model and machine",
+    "prefix_cache": "whether sequences share the cached state of equal beginnings: true or false",
     "max_num_seqs": "most token rows of a step",
     "max_num_batched_tokens": "most tokens of a step",
     "backend": f"what computes: {', '.join(BACKENDS)}; auto takes a GPU before the CPU",

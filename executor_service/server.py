@@ -19,6 +19,7 @@ from executor_service.engine_thread import EngineThread
 from executor_service.errors import ConfigError, DrainingError, StartError
 from executor_service.host import Host
 from executor_service.metrics import Metrics
+from executor_service.prefix_metrics import PrefixCacheCollector
 from executor_service.servicer import MAX_MESSAGE_BYTES, ExecutorServicer
 from executor_service.speed_watch import SpeedWatch
 from isobatch.executor.v1 import executor_service_pb2 as pb
@@ -201,6 +202,8 @@ class _MetricsPage:
     def __init__(self, config: ExecutorConfig, engine: Engine) -> None:
         self._port = config.metrics_port
         self._metrics = Metrics(engine.capabilities, engine.kv_pool_bytes, engine.weight_bytes)
+        model_id = engine.capabilities.model.model_id
+        PrefixCacheCollector(self._metrics.registry, model_id, engine.prefix_counts)
 
     def __enter__(self) -> Metrics:
         if self._port:

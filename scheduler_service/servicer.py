@@ -214,7 +214,8 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             response.total_blocks = response.free_blocks = state.limits.num_blocks
             if state.kv_counts is not None:
                 response.total_blocks = state.kv_counts.total
-                response.free_blocks = state.kv_counts.free
+                # Nobody uses what only the prefix index holds: it makes room on demand.
+                response.free_blocks = state.kv_counts.free + state.kv_counts.evictable
         return response
 
 

@@ -224,6 +224,15 @@ CACHE = Row("Key/value cache", (
     Panel("Written positions", "Cache positions by the numeric class of their provenance.", "short",
           (Query(rate(executor("kv_positions_written_total"), "model, numeric_class"),
                  "{{numeric_class}}"),)),
+    Panel("Prefix cache: positions", "Positions that new sequences looked for.", "short",
+          (Query(rate(executor("prefix_cache_tokens_total"), "model, result"), "{{result}}"),),
+          Kind.STACKED),
+    Panel("Prefix cache: sequences", "New sequences that looked for a cached beginning.", "short",
+          (Query(rate(executor("prefix_cache_lookups_total"), "model, result"), "{{result}}"),)),
+    Panel("Prefix cache: blocks", "Blocks that can be found.", "short",
+          (Query(executor("prefix_cache_blocks"), "{{tier}}"),)),
+    Panel("Prefix cache: evictions", "Blocks taken out to make room.", "short",
+          (Query(rate(executor("prefix_cache_evictions_total"), "model, tier"), "{{tier}}"),)),
 ))  # fmt: skip
 
 HEALTH = Row("Health", (

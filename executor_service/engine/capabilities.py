@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from isobatch_kernels.kernel_policy import KernelPolicy
 if TYPE_CHECKING:
     from executor_service.engine.step_request import Limits
     from executor_service.models.checkpoint import TokenizerData
+    from executor_service.models.config import ModelConfig
 
 # Contract version 1, fp16 keys and values (docs/numerics.md section 6).
 CLASS_FORMAT: Final = "X1.1-a{activation_bits}-kvf16-rope{rope_digest}"
@@ -77,6 +79,11 @@ def numeric_class(
     if policy.is_exact:
         return CLASS_FORMAT.format(activation_bits=activation_bits, rope_digest=rope_digest)
     return f"{policy.class_prefix()}-a16f-kvf16-rope{rope_digest}"
+
+
+def config_digest(config: ModelConfig) -> str:
+    """Return SHA-256 over a model's architecture and sizes, in hex."""
+    return hashlib.sha256(repr(config).encode()).hexdigest()
 
 
 def backend_name(unit: str) -> str:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import psutil
 
 from executor_service.engine.capabilities import (
+    KV_CLASS,
     MAX_TOP_K,
     Build,
     Capabilities,
     ModelDescription,
     SelfTestResult,
     backend_name,
+    config_digest,
     device_name,
     numeric_class,
     package_version,
@@ -29,7 +31,9 @@ from executor_service.engine.step_request import Limits
 from executor_service.engine.warmup import warm_up
 from executor_service.engine.weight_bytes import WeightBytes, weight_bytes
 from executor_service.errors import ConfigError, ModelError
+from executor_service.kv_cache.chain import CacheIdentity, Chains
 from executor_service.kv_cache.manager import KvCacheManager
+from executor_service.kv_cache.prefix_index import PrefixCounts, PrefixIndex
 from executor_service.kv_cache.sizing import block_bytes, num_blocks
 from executor_service.models.cache import cache_folder
 from executor_service.models.load import load_model
@@ -88,6 +92,7 @@ class Engine:
     weight_bytes: WeightBytes
     speed: SpeedCheck
     profile_file: Path  # which may not exist
+    prefix_counts: PrefixCounts
 
     def close(self) -> None:
         """Stop the backend's threads and free its memory."""
@@ -145,7 +150,12 @@ def build_engine(
         max_top_k=min(MAX_TOP_K, dimensions.vocab_size),
     )
     runner = ModelRunner(program.names, backend)
-    cache = KvCacheManager(blocks, BLOCK_SIZE, backend.zero_blocks)
+    class_id = numeric_class(backend.rope_digest, config.activations, policy)
+    identity = CacheIdentity(
+        class_id, KV_CLASS, model.weights_digest, config_digest(model.config), BLOCK_SIZE
+    )
+    index = PrefixIndex(Chains(identity)) if config.prefix_cache else None
+    cache = KvCacheManager(blocks, BLOCK_SIZE, backend.zero_blocks, index)
     warm_up(runner, cache, limits)
     num_threads = getattr(backend, "num_threads", config.threads)
     key = ProfileKey(
@@ -155,7 +165,7 @@ def build_engine(
         num_threads=num_threads,
         build=build_digest(backend.unit),
         weights_digest=model.weights_digest,
-        numeric_class=numeric_class(backend.rope_digest, config.activations, policy),
+        numeric_class=class_id,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_blocks=blocks,
@@ -200,4 +210,5 @@ def build_engine(
         weight_bytes=weight_bytes(program),
         speed=SpeedCheck(runner, cache, limits, profile),
         profile_file=store.path(key),
+        prefix_counts=PrefixCounts() if index is None else index.counts,
     )

@@ -1,8 +1,9 @@
 """The state of the one live session: open sequences, step ids, and the last answer.
 
 Runs on the engine thread. A session is named by its scheduler's epoch. Starting one with a higher
-epoch drops everything; starting one with the same epoch takes over from a broken stream with all
-state kept, so that a repeated step is answered from memory. Whoever started last holds the ticket;
+epoch drops every sequence (what the prefix index knows stays: it belongs to the process); starting
+one with the same epoch takes over from a broken stream with all state kept, so that a repeated step
+is answered from memory. Whoever started last holds the ticket;
 requests with an older one are fenced.
 """
 
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from executor_service.engine.confirmed import confirmed_ends
 from executor_service.engine.provenance_report import (
     ProvenanceReport,
     ProvenanceReports,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 # Running sequences, the ones that the next step gives back, and room for a scheduler's slack.
 OPEN_SEQUENCES_PER_ROW = 4
 _STEP_OUTPUT = int(Source.STEP_OUTPUT)
+_TOKEN_BYTES = 4  # int32
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +60,8 @@ class SequenceState:
 
     generation: int
     num_cached_tokens: int  # at its opening
+    # Positions in blocks that are, or may be, shared: no row starts before.
+    num_fixed_tokens: int
     num_computed_tokens: int
     # Set when a row was not finite: the cached state must not be used again.
     non_finite_detail: str = ""
@@ -148,8 +153,15 @@ class Session:
         if known is not None and known.generation == opening.generation:
             return known.num_cached_tokens
         self._cache.release([opening.sequence_id])
-        cached = self._cache.open(opening.sequence_id)
-        self._sequences[opening.sequence_id] = SequenceState(opening.generation, cached, cached)
+        cached = self._cache.open(
+            opening.sequence_id,
+            opening.cache_salt,
+            opening.token_ids,
+            opening.max_cached_tokens,
+        )
+        self._sequences[opening.sequence_id] = SequenceState(
+            opening.generation, cached, cached, cached
+        )
         return cached
 
     def release(self, ticket: int, sequence_ids: Sequence[int]) -> None:
@@ -193,6 +205,8 @@ class Session:
                 results = self._runner.run(request, token_ids, tables)
                 results = self._record(rows, ends, results, poisoned)
                 handle = self._record_provenance(request, tables, results)
+                if self._cache.index is not None:
+                    self._share(request, rows, ends, token_ids)
             else:
                 self._runner.forget_logits()
         else:
@@ -289,11 +303,11 @@ class Session:
                     f"got {got}"
                 )
             # A row may go back behind computed positions (a verified draft that was refused), but
-            # not into those that a shared prefix holds.
-            if not known.num_cached_tokens <= start <= known.num_computed_tokens:
+            # not into blocks that others may hold.
+            if not known.num_fixed_tokens <= start <= known.num_computed_tokens:
                 raise InvalidStepError(
                     "row_start_positions",
-                    f"of sequence {sequence_id} must be in {known.num_cached_tokens}.."
+                    f"of sequence {sequence_id} must be in {known.num_fixed_tokens}.."
                     f"{known.num_computed_tokens}",
                     start,
                 )
@@ -343,3 +357,28 @@ class Session:
             sequence.non_finite_detail = sequence.non_finite_detail or found[row]
             found[row] = sequence.non_finite_detail
         return results.with_details(found)
+
+    def _share(
+        self,
+        request: StepRequest,
+        rows: list[SequenceState],
+        ends: list[int],
+        token_ids: Int32,
+    ) -> None:
+        """Tell the cache which tokens each row has written, so that full blocks can be shared."""
+        raw = token_ids.astype("<i4", copy=False).tobytes()
+        written = self._cache.written
+        stop = 0
+        for sequence_id, sequence, start, end, confirmed in zip(
+            request.sequence_ids.tolist(),
+            rows,
+            request.start_positions.tolist(),
+            ends,
+            confirmed_ends(request, ends),
+            strict=True,
+        ):
+            first, stop = stop, stop + _TOKEN_BYTES * (end - start)
+            if sequence.non_finite_detail:
+                self._cache.stop_sharing(sequence_id)
+            else:
+                sequence.num_fixed_tokens = written(sequence_id, start, raw[first:stop], confirmed)

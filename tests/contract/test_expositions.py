@@ -15,8 +15,10 @@ from executor_service.engine.capabilities import (
     SelfTestResult,
 )
 from executor_service.engine.weight_bytes import WeightBytes
+from executor_service.kv_cache.prefix_index import PrefixCounts
 from executor_service.metrics import Metrics
 from executor_service.models.checkpoint import TokenizerData
+from executor_service.prefix_metrics import PrefixCacheCollector
 from scheduler_service.metrics import SchedulerMetrics
 from tests.support.profiles import full_profile
 from tests.support.steps import LIMITS
@@ -46,6 +48,7 @@ def executor_page() -> str:
         profile=full_profile(),
     )
     metrics = Metrics(capabilities, 1, WeightBytes(1, 1))
+    PrefixCacheCollector(metrics.registry, "toy", PrefixCounts())
     return prometheus_client.generate_latest(metrics.registry).decode()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,25 @@ def step_request(
         edit_starts=_starts([len(want.edits) for want in wants]),
         edit_ids=np.array([token for token, _ in edits], np.int32),
         edit_values=np.array([value for _, value in edits], np.float32),
+    )
+
+
+def all_wanted(request: StepRequest, wanted: Sequence[int] | None = None) -> StepRequest:
+    """The step with the argmax wanted at every token, as a row that verifies a draft asks.
+
+    With `wanted`, at those of its tokens.
+    """
+    indexes = range(len(request.token_ids)) if wanted is None else wanted
+    count = len(indexes)
+    return replace(
+        request,
+        wanted=np.array(indexes, np.int32),
+        statistics=np.full(count, Stat.ARGMAX, np.uint32),
+        top_k=np.zeros(count, np.int32),
+        inverse_temperatures=np.ones(count, np.float32),
+        quantiles=np.zeros(count, np.float32),
+        named_starts=np.zeros(count + 1, np.int32),
+        edit_starts=np.zeros(count + 1, np.int32),
     )
 
 

@@ -51,6 +51,22 @@ def test_a_free_block_cannot_be_retained() -> None:
     assert pool.reference_count(used[0]) == 1
 
 
+def test_a_parked_block_is_held_again_or_reclaimed() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    assert pool.release(blocks, kept=blocks[:1]) == blocks
+    assert (pool.num_free_blocks, pool.num_parked_blocks) == (2, 1)
+    pool.check_integrity()
+    pool.retain(blocks[:1])
+    assert (pool.num_free_blocks, pool.num_parked_blocks) == (2, 0)
+    pool.release(blocks[:1], kept=blocks)
+    with pytest.raises(ValueError, match="reclaim only parked blocks"):
+        pool.reclaim(blocks)
+    pool.reclaim(blocks[:1])
+    assert (pool.num_free_blocks, pool.num_parked_blocks) == (3, 0)
+    pool.check_integrity()
+
+
 def test_released_blocks_are_used_again_last() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)

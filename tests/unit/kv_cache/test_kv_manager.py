@@ -91,23 +91,6 @@ def test_tables_are_padded() -> None:
     assert len({*tables[0, :1].tolist(), *tables[1].tolist()}) == 4
 
 
-def test_a_prefix_is_shared_and_outlives_its_first_holder() -> None:
-    manager, zeroed = _manager()
-    manager.open(1)
-    manager.grow({1: 32})
-    prefix = [BlockId(block) for block in manager.block_tables([1])[0].tolist()]
-    assert manager.open(2, prefix) == 32
-    assert manager.occupancy() == KvOccupancy(4, 2, 0, 2)
-    assert manager.grow({2: 33})
-    assert len(zeroed.blocks) == 3
-    manager.release([1])
-    assert manager.occupancy() == KvOccupancy(4, 1, 0, 0)
-    manager.check_integrity()
-    manager.release_all()
-    assert manager.occupancy().free_blocks == 4
-    manager.check_integrity()
-
-
 def test_opening_twice_and_growing_a_closed_sequence_are_bugs() -> None:
     manager, _ = _manager()
     manager.open(1)
@@ -135,6 +118,6 @@ def test_integrity_sees_a_block_in_two_tables() -> None:
     manager.open(1)
     manager.open(2)
     manager.grow({1: 16})
-    manager._tables[2].extend(manager._tables[1].blocks)
+    manager._sequences[2].table.extend(manager._sequences[1].table.blocks)
     with pytest.raises(AssertionError, match="is in 2 tables and has 1 holders"):
         manager.check_integrity()
