@@ -14,6 +14,9 @@ from scheduler_service.tracing.compare import (
 )
 from scheduler_service.tracing.model import KernelPath, Trace, TraceStep, TraceToken
 
+# Classes in which every kernel gives the same bits (docs/numerics.md section 6).
+_EXACT = "X1"
+
 
 def words(a: Trace, b: Trace, found: Comparison) -> list[str]:
     """Return lines that say whether and where the runs part, and what made them.
@@ -83,7 +86,7 @@ def _logits(a: Trace, found: Comparison) -> list[str]:
     if index is None:
         return ["The logits of all compared tokens are equal; the draws alone differ."]
     place = f"output token {index} on (position {a.tokens[index][0].position})"
-    if found.first_token is None or index < found.first_token:
+    if found.first_token is not None and index < found.first_token:
         return [f"The logits differ from {place}, before any token does."]
     return [f"The logits differ from {place}."]
 
@@ -157,12 +160,17 @@ def _paths(paths: tuple[KernelPath, ...]) -> str:
 def _why(a: Trace, x: Writing, y: Writing, differences: list[PathDifference]) -> str:
     if not differences:
         return (
-            "The kernel paths are the same on both sides: other rows of one step, or a fault. "
-            "In an exact class neither may happen; please report it with both traces."
+            "The kernel paths are the same on both sides, so this is a fault: please report it "
+            "with both traces."
         )
     ops = ", ".join(each.op for each in differences)
     if x.num_step_tokens == y.num_step_tokens:
         return f"So the runs part because {ops} took other kernels there."
+    if a.header.numeric_class.startswith(_EXACT):
+        return (
+            f"{ops} took other kernels there, which must not matter in an exact class: this is a "
+            "fault, please report it with both traces."
+        )
     more, fewer, name = (x, y, "A") if x.num_step_tokens > y.num_step_tokens else (y, x, "B")
     largest = max((each.num_tokens for each in more.neighbours), default=0)
     cause = f"step {more.step_id} of {name} had {more.num_step_tokens} rows"

@@ -85,6 +85,18 @@ def test_equal_paths_with_other_bits_are_called_a_fault() -> None:
     assert "please report it" in _text(make_trace(TOKENS, bad_kv_from=20, bad_logits_from=9), ALONE)
 
 
+def test_in_an_exact_class_other_kernels_are_no_excuse() -> None:
+    sides = [replace(each, header=replace(HEADER, numeric_class="X1")) for each in (CROWDED, ALONE)]
+    text = _text(*sides)
+    assert "linear took other kernels there, which must not matter in an exact class" in text
+
+
+def test_equal_tokens_from_other_logits_are_a_difference() -> None:
+    lines = words(*(pair := (make_trace(TOKENS, bad_logits_from=29), ALONE)), compare(*pair))
+    assert lines[0] == "The 30 tokens are equal; what they were drawn from is not."
+    assert lines[1] == "The logits differ from output token 29 on (position 40)."
+
+
 def test_an_end_that_came_early_is_said() -> None:
     short = make_trace(TOKENS[:20], outcome="stop")
     assert "equal until B ends, before output token 20" in _text(make_trace(TOKENS), short)
