@@ -25,6 +25,7 @@ from executor_service.engine.profile import OFF, STORED
 from executor_service.engine.profile_load import load_profile
 from executor_service.engine.profile_measure import measure
 from executor_service.engine.profile_store import ProfileKey, ProfileStore
+from executor_service.engine.profile_tune import apply_choices
 from executor_service.engine.session import Session
 from executor_service.engine.speed_check import SpeedCheck
 from executor_service.engine.step_request import Limits
@@ -175,8 +176,9 @@ def build_engine(
         config.profile if may_measure or config.profile == OFF else STORED,
         key,
         store,
-        lambda: measure(runner, cache, limits),
+        lambda: measure(runner, cache, limits, backend=backend),
     )
+    apply_choices(backend, dict(profile.choices))
     capabilities = Capabilities(
         model=ModelDescription(
             model_id=model.model_id,

@@ -59,6 +59,8 @@ class Profile:
     origin: str = OFF  # one of ORIGINS
     measured_at: int = 0  # Unix time in seconds; 0 without a curve
     points: tuple[CostPoint, ...] = ()  # by (decode first, context, tokens)
+    # Pairs (most rows, way of computing) for a backend that offers a choice (tuning.Tunable).
+    choices: tuple[tuple[int, str], ...] = ()
 
     def find(self, shape: StepShape) -> CostPoint | None:
         """Return the point of a shape, if it was measured."""

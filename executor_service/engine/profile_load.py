@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from executor_service import logs
@@ -11,7 +12,6 @@ from executor_service.engine.profile import MEASURED, OFF, STORED, Profile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from executor_service.engine.profile import CostPoint
     from executor_service.engine.profile_store import ProfileKey, ProfileStore
 
 AUTO: Final = "auto"
@@ -23,7 +23,7 @@ def load_profile(
     mode: str,
     key: ProfileKey,
     store: ProfileStore,
-    measure: Callable[[], tuple[CostPoint, ...]],
+    measure: Callable[[], Profile],
     now: Callable[[], float] = time.time,
 ) -> Profile:
     """Return the profile in force.
@@ -37,7 +37,7 @@ def load_profile(
     if stored is not None or mode == STORED:
         return stored or Profile()
     begin = time.monotonic()
-    profile = Profile(MEASURED, int(now()), measure())
+    profile = replace(measure(), origin=MEASURED, measured_at=int(now()))
     if not profile.points:
         _LOG.warning("profile cannot be measured: the cache has no room for a step")
         return Profile()
@@ -45,6 +45,7 @@ def load_profile(
         "profile measured",
         seconds=round(time.monotonic() - begin, 3),
         points=len(profile.points),
+        choices=dict(profile.choices),
         path=str(store.path(key)),
     )
     store.write(key, profile)

@@ -6,7 +6,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from executor_service.engine.profile import CostPoint, StepShape, monotone
+from executor_service.engine.profile import MEASURED, CostPoint, Profile, StepShape, monotone
+from executor_service.engine.profile_tune import tune
 from executor_service.engine.trial_steps import trial_step
 from executor_service.kv_cache.block_table import blocks_for
 
@@ -137,18 +138,25 @@ def measure(
     cache: KvCacheManager,
     limits: Limits,
     *,
+    backend: object = None,
     budget_ns: int = BUDGET_NS,
     clock: Clock = time.perf_counter_ns,
-) -> tuple[CostPoint, ...]:
-    """Return the cost curve, measured in about `budget_ns`; empty where the cache has no room."""
+) -> Profile:
+    """Return a new profile, measured in about `budget_ns`; without points where there is no room.
+
+    A `backend` that offers a choice of kernels is left with the fastest.
+    """
+    begin = clock()
     wanted = shapes(limits, cache.occupancy().free_blocks, cache.block_size)
     with ScratchSteps(runner, cache, limits) as steps:
-        durations = time_interleaved(steps, wanted, budget_ns, clock)
-    return monotone(
+        choices = tune(backend, steps, limits, clock)
+        durations = time_interleaved(steps, wanted, budget_ns - (clock() - begin), clock)
+    points = monotone(
         CostPoint(shape, median, len(found), median)
         for shape, found in durations.items()
         for median in (round(statistics.median(found)),)
     )
+    return Profile(MEASURED, 0, points, tuple(sorted(choices.items())))
 
 
 def time_interleaved(

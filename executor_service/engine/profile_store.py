@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Rises when points are measured in another way.
-FORMAT: Final = 1
+FORMAT: Final = 2
 _LOG = logs.get_logger(__name__)
 
 
@@ -81,6 +81,7 @@ class ProfileStore:
                 ]
                 for point in profile.points
             ],
+            "choices": [list(pair) for pair in profile.choices],
         }
         body["checksum"] = _checksum(body)
         path = self.path(key)
@@ -103,7 +104,8 @@ def _decode(content: bytes, key: ProfileKey) -> Profile:
         CostPoint(StepShape(rows, tokens, context), median, repeats, median)
         for rows, tokens, context, median, repeats in body["points"]
     ]
-    return Profile(STORED, int(body["measured_at"]), monotone(points))
+    choices = tuple((int(rows), str(name)) for rows, name in body["choices"])
+    return Profile(STORED, int(body["measured_at"]), monotone(points), choices)
 
 
 def _checksum(body: dict[str, Any]) -> str:

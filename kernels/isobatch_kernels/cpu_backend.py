@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isobatch_kernels import _cpu
+from isobatch_kernels.cpu_tuning import panel_choices, panel_limits
 from isobatch_kernels.kernel_policy import EXACT
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import (
@@ -176,6 +177,14 @@ class CpuBackend:
         out = np.empty(shape, dtype=np.uint16)
         self._open_engine().read_block(block_id, out.reshape(-1))
         return out
+
+    def choices(self, num_rows: int) -> Sequence[str]:
+        """Names of the ways in which a step of so many rows can run (`tuning.Tunable`)."""
+        return panel_choices(num_rows, self._unit)
+
+    def choose(self, choices: Mapping[int, str]) -> None:
+        """Uses these ways from now on (`tuning.Tunable`)."""
+        self._open_engine().set_panel_limits(panel_limits(choices))
 
     def set_flush_subnormals(self, flush: bool) -> None:
         """Makes all threads flush subnormal numbers (for tests: no result may change)."""

@@ -7,7 +7,7 @@ same code runs under the harness of tests/metal_on_cpu. Nothing here raises the 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from isobatch_kernels.metal.cache import KeyValuePool, pool_layout
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.model import DeviceModel
 from isobatch_kernels.metal.non_finite import find_first_ops, suspicious_buffers
+from isobatch_kernels.metal.profile import MetalProfile
 from isobatch_kernels.metal.statistics import RowResults, empty_results, row_statistics
 from isobatch_kernels.metal.step_check import StepLimits, check_step, warm_up_step
 from isobatch_kernels.paths import PathCounter
@@ -38,6 +39,8 @@ from isobatch_kernels.rope_table import rope_digest
 from isobatch_kernels.step import StepOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy.typing as npt
 
     from isobatch_kernels.metal.arrays import ArrayLibrary, KernelFactory, LibraryArray
@@ -53,18 +56,6 @@ class MetalLimits:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class MetalProfile:
-    """Choices of speed; no bit depends on them. Also what the self-test behind them found."""
-
-    linear: lin.LinearProfile = field(default_factory=lin.LinearProfile)
-    # With fewer threadgroups than this, attention gives every chunk its own.
-    split_below: int = 64
-    use_split: bool = True
-    tested_cases: int = 0
-    refused: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -221,6 +212,14 @@ class MetalBackend:
             if not isinstance(op, RowStatistics):
                 self._run_op(index, op, work)
         self.zero_blocks(np.arange(min(blocks, self._limits.num_blocks), dtype=np.int32))
+
+    def choices(self, num_rows: int) -> Sequence[str]:
+        """Ways in which linear layers of so many rows can run (`tuning.Tunable`)."""
+        return self._profile.linear.choices(num_rows)
+
+    def choose(self, choices: Mapping[int, str]) -> None:
+        """Uses these ways from now on (`tuning.Tunable`)."""
+        self._profile = replace(self._profile, linear=self._profile.linear.tuned_by(choices))
 
     def zero_blocks(self, block_ids: Int32) -> None:
         """Clears keys and values of blocks, in every layer."""

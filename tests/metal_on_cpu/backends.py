@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from isobatch_kernels.metal_backend import MetalBackend, MetalLimits, MetalProfile
+from isobatch_kernels.metal.profile import MetalProfile
+from isobatch_kernels.metal_backend import MetalBackend, MetalLimits
 from isobatch_kernels.program import Program
 from isobatch_kernels.step import StepInput, StepOutput
 from tests.metal_on_cpu.cases.common import Float32, assert_same_bits

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isobatch_kernels.metal.linear import LinearProfile
-from isobatch_kernels.metal_backend import MetalProfile
+from isobatch_kernels.metal.profile import MetalProfile
 from isobatch_kernels.program import (
     Buffer,
     DenseType,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +15,7 @@ from executor_service import wire, wire_capabilities
 from executor_service.config import ExecutorConfig
 from executor_service.engine.engine import Engine, build_engine
 from executor_service.engine.kernels import create_backend, self_test_of
+from executor_service.engine.profile import StepShape
 from executor_service.engine.session import Opening
 from executor_service.metrics import Metrics
 from executor_service.models.registry import ModelLocation
@@ -21,6 +23,7 @@ from isobatch.executor.v1 import token_rows_pb2
 from isobatch_kernels.cpu_units import UNIT_VARIABLE
 from isobatch_kernels.metal import create
 from isobatch_kernels.step import Stat
+from isobatch_kernels.tuning import Tunable
 from tests.metal_on_cpu.harness.arrays import MlxFrontedFactory
 from tests.metal_on_cpu.harness.kernel import EmulatedKernelFactory
 from tests.support.steps import Row, Want, step_request
@@ -61,8 +64,9 @@ def _config(backend: str) -> ExecutorConfig:
     )
 
 
-def _build(model: ModelLocation, backend: str) -> Engine:
-    return build_engine(_config(backend), model, create_backend, self_test_of(backend, "auto"))
+def _build(model: ModelLocation, backend: str, profile: str = "off") -> Engine:
+    config = replace(_config(backend), profile=profile)
+    return build_engine(config, model, create_backend, self_test_of(backend, "auto"))
 
 
 def _answers(engine: Engine) -> tuple[list[bytes], set[int]]:
@@ -111,3 +115,19 @@ def test_the_executor_serves_with_metal(
     assert value == 1
     metal.close()
     cpu.close()
+
+
+@pytest.mark.usefixtures("mac")
+def test_a_measured_profile_and_its_choices_change_no_bit(model: ModelLocation) -> None:
+    cpu = _build(model, "reference")
+    expected, _ = _answers(cpu)
+    cpu.close()
+    metal = _build(model, "metal", "measure")
+    found = metal.capabilities.profile
+    assert StepShape(1, 1) in {point.shape for point in found.points}
+    assert metal.profile_file.exists()
+    assert isinstance(metal.backend, Tunable)
+    metal.backend.choose({1: "gemv_multi:1", 6: "gemv_multi:3"})
+    got, _ = _answers(metal)
+    assert got == expected
+    metal.close()

@@ -93,6 +93,36 @@ void prefill_without_logits() {
   expect(zero, "a cleared block is zero");
 }
 
+// Rows that do not fill their last panel, and panels of every size.
+void panels() {
+  const ModelShape& shape = kShapes[0];
+  for (int long_prefill : {14, 46, 62}) {  // steps of 32, 64 and 80 rows
+    const Outcome expected = run_scenario(*make_engine(shape, "reference", 1), shape, long_prefill);
+    for (const char* unit : engine_units()) {
+      const auto engine = make_engine(shape, unit, 2);
+      for (int most : {0, 1, 5, 8, 11, 16}) {
+        engine->set_panel_limits({{3, 2}, {40, most}, {1000, most}});
+        const auto cleared = run_scenario(*engine, shape, long_prefill);
+        expect(equal(expected, cleared), std::string(unit) + " with panels of at most " + std::to_string(most) + " rows");
+      }
+    }
+  }
+}
+
+void panel_limits_are_checked() {
+  const auto engine = make_engine(kShapes[0], "scalar", 1);
+  const std::vector<Engine::PanelLimit> wrong[] = {{{4, 17}}, {{4, -1}}, {{4, 8}, {4, 8}}, {{0, 8}}};
+  for (const auto& limits : wrong) {
+    bool refused = false;
+    try {
+      engine->set_panel_limits(limits);
+    } catch (const std::invalid_argument&) {
+      refused = true;
+    }
+    expect(refused, "wrong panel limits are refused");
+  }
+}
+
 // Two callers of one engine take turns; two engines run beside each other.
 void callers_take_turns() {
   const ModelShape& shape = kShapes[0];
@@ -115,6 +145,8 @@ void callers_take_turns() {
 void test_engine() {
   compare_units(kShapes[0], 280);  // long enough for attention by chunks
   for (const ModelShape& shape : {kShapes[1], kShapes[2]}) compare_units(shape, 20);
+  panels();
+  panel_limits_are_checked();
   prefill_without_logits();
   callers_take_turns();
 }

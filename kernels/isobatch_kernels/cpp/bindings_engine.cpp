@@ -183,6 +183,13 @@ void bind_engine(nb::module_& module) {
              engine.read_block(block, out.data());
            },
            nb::arg("block_id"), nb::arg("out"))
+      .def("set_panel_limits",
+           [](Engine& engine, const std::vector<std::pair<int, int>>& limits) {
+             std::vector<Engine::PanelLimit> converted;
+             for (const auto& [rows, most] : limits) converted.push_back({rows, most});
+             engine.set_panel_limits(std::move(converted));
+           },
+           nb::arg("limits"), "Pairs (rows, most): most rows of a panel for steps of up to so many rows; 0 is the default.")
       .def("set_flush_subnormals", &Engine::set_flush_subnormals, nb::arg("flush"))
       .def_prop_ro("num_threads", &Engine::threads);
 }

@@ -44,7 +44,7 @@ class LinearLayer {
     activations_.width = w.K;
     activations_.block = block_;
     activations_.half_sums = w.b < block_;
-    activations_.ensure(M);
+    activations_.ensure(M, unit_.linears->panel(M));
     std::vector<uint32_t> flags(M, 0);
     ActView v{w.K, block_, (w.K + block_ - 1) / block_, M, unit_.linears->panel(M), limit_, unit_.linears->format_of(limit_),
               activations_.half_sums,

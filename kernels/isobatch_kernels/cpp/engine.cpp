@@ -31,12 +31,13 @@ Unit find_unit(const std::string& name) {
   return {};
 }
 
-void Buffer::ensure(int rows) {
+void Buffer::ensure(int rows, int panel) {
   if (block == 0) {
     values.ensure((size_t)rows * width * sizeof(float));
     return;
   }
-  const size_t padded = (size_t)(rows + kMaxPanelRows - 1) / kMaxPanelRows * kMaxPanelRows;
+  // The last panel is laid out like the others, however few rows it has.
+  const size_t padded = (size_t)(rows + panel - 1) / panel * panel;
   const size_t blocks = padded * ((width + block - 1) / block);
   values.ensure(blocks * block * 2);
   for (AlignedBuffer* meta : {&d, &s}) meta->ensure(blocks * sizeof(float));
@@ -165,7 +166,7 @@ ActView Engine::view(int buffer, int op_index) const {
   v.A = b.block;
   v.NB = (b.width + b.block - 1) / b.block;
   v.M = rows_of(b.wanted_only);
-  v.P = unit_.linears->panel(v.M);
+  v.P = panel_for(v.M);
   v.limit = config_.activation_limit;
   v.format = unit_.linears->format_of(v.limit);
   v.half_sums = b.half_sums;
@@ -177,6 +178,23 @@ ActView Engine::view(int buffer, int op_index) const {
   v.non_finite = const_cast<uint32_t*>(b.wanted_only ? wanted_non_finite_.data() : non_finite_.data());
   v.op_index = (uint32_t)op_index;
   return v;
+}
+
+void Engine::set_panel_limits(std::vector<PanelLimit> limits) {
+  std::lock_guard<std::mutex> lock(running_);
+  for (size_t i = 0; i < limits.size(); i++) {
+    require(limits[i].rows > (i ? limits[i - 1].rows : 0), "rows of panel limits must ascend from 1");
+    require(limits[i].most >= 0 && limits[i].most <= kMaxPanelRows, "panels must have 1 (or 0, the default) to " + std::to_string(kMaxPanelRows) + " rows");
+  }
+  panel_limits_ = std::move(limits);
+}
+
+int Engine::panel_for(int rows) const {
+  for (const PanelLimit& limit : panel_limits_) {
+    if (rows <= limit.rows && limit.most) return panel_rows(rows, limit.most);
+    if (rows <= limit.rows) break;
+  }
+  return unit_.linears->panel(rows);
 }
 
 int Engine::piece(int total) const { return std::max(1, total / (pool_.size() * 8)); }
@@ -198,7 +216,10 @@ Engine::Times Engine::run(const StepArrays& step) {
 
 void Engine::prepare_step(const StepArrays& step) {
   step_ = step;
-  for (Buffer& buffer : buffers_) buffer.ensure(std::max(1, rows_of(buffer.wanted_only)));
+  for (Buffer& buffer : buffers_) {
+    const int rows = std::max(1, rows_of(buffer.wanted_only));
+    buffer.ensure(rows, panel_for(rows));
+  }
   non_finite_.assign(step.tokens, 0);
   wanted_non_finite_.assign(step.wanted_count, 0);
   token_rows_.resize(step.tokens);

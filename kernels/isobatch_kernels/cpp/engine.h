@@ -56,7 +56,7 @@ struct Buffer {
   AlignedBuffer values, d, s, s_low, s_high;
 
   float* row(int m) const { return values.as<float>() + (size_t)m * width; }
-  void ensure(int rows);
+  void ensure(int rows, int panel);  // `panel`: rows of a panel of quantised activations
 };
 
 class Engine {
@@ -79,6 +79,14 @@ class Engine {
 
   void zero_blocks(const int32_t* blocks, int count);
   void read_block(int block, uint16_t* out);
+  // Steps of up to `rows` rows (and more than the entry before) have panels of at most `most` rows; others the default.
+  // A matter of speed alone. `most` 0 is the default too. Throws std::invalid_argument unless rows ascend and
+  // `most` is at most kMaxPanelRows.
+  struct PanelLimit {
+    int rows, most;
+  };
+  void set_panel_limits(std::vector<PanelLimit> limits);
+  int panel_for(int rows) const;
   void set_flush_subnormals(bool flush) { flush_subnormals_ = flush; }
   int threads() const { return pool_.size(); }
   const EngineConfig& config() const { return config_; }
@@ -128,6 +136,7 @@ class Engine {
   std::vector<Op> ops_;
   int logits_ = -1;
   bool flush_subnormals_ = false;
+  std::vector<PanelLimit> panel_limits_;
   std::mutex running_;
 
   // State of the step in progress.

@@ -16,6 +16,11 @@ static inline int panel_rows(int M) {
   const int panels = (M + 11) / 12;
   return (M + panels - 1) / panels;
 }
+// The same where panels have at most `most` rows, 1 to kMaxPanelRows.
+static inline int panel_rows(int M, int most) {
+  const int panels = M < 1 ? 1 : (M + most - 1) / most;
+  return M < 1 ? 1 : (M + panels - 1) / panels;
+}
 
 // How a weight's integer is stored.
 enum class WeightCode : int32_t {

@@ -13,8 +13,9 @@ from isobatch_kernels.cpu_units import native_module_error
 from isobatch_kernels.metal.arrays import MlxArrays
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import LinearProfile
+from isobatch_kernels.metal.profile import MetalProfile
 from isobatch_kernels.metal.self_test import formats_of, verified_profile
-from isobatch_kernels.metal_backend import MetalBackend, MetalLimits, MetalProfile
+from isobatch_kernels.metal_backend import MetalBackend, MetalLimits
 from isobatch_kernels.rope_table import build_rope_table
 
 if TYPE_CHECKING:

@@ -179,7 +179,9 @@ def test_measuring_leaves_nothing_behind(num_blocks: int) -> None:
     ticks = itertools.count(step=1000)
     # A context of a toy backend must have been written: only shapes without one.
     limits = Limits(8, 40, 64, 512, 4)
-    points = measure(engine.runner, engine.cache, limits, clock=lambda: next(ticks))
+    profile = measure(engine.runner, engine.cache, limits, clock=lambda: next(ticks))
+    points = profile.points
+    assert profile.choices == ()
     found, wanted = {point.shape for point in points}, set(shapes(limits, num_blocks, 16))
     # A small pool may hold each shape, and not all of them one after the other.
     assert StepShape(1, 1) in found <= wanted

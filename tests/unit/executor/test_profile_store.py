@@ -30,7 +30,8 @@ POINTS = monotone(
         CostPoint(StepShape(1, 64), 5000, 3, 0),
     ]
 )
-PROFILE = Profile(MEASURED, 1_700_000_000, POINTS)
+CHOICES = ((8, "default"), (16, "panel8"))
+PROFILE = Profile(MEASURED, 1_700_000_000, POINTS, CHOICES)
 
 
 @pytest.fixture
@@ -99,9 +100,9 @@ class Measurement:
         self.times = 0
         self._points = points
 
-    def __call__(self) -> tuple[CostPoint, ...]:
+    def __call__(self) -> Profile:
         self.times += 1
-        return self._points
+        return Profile(MEASURED, 0, self._points, CHOICES)
 
 
 def test_auto_measures_once(store: ProfileStore) -> None:
@@ -117,9 +118,9 @@ def test_measure_measures_each_time_and_stores_it(store: ProfileStore) -> None:
     store.write(KEY, PROFILE)
     measure = Measurement(POINTS[2:])
     found = load_profile("measure", KEY, store, measure, now=lambda: 2.0)
-    assert found == Profile(MEASURED, 2, POINTS[2:])
+    assert found == Profile(MEASURED, 2, POINTS[2:], CHOICES)
     assert measure.times == 1
-    assert store.read(KEY) == Profile(STORED, 2, POINTS[2:])
+    assert store.read(KEY) == Profile(STORED, 2, POINTS[2:], CHOICES)
 
 
 def test_off_neither_reads_nor_measures(store: ProfileStore) -> None:
