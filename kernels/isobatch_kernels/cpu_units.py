@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import os
 
-# Fastest first. Each must give the reference's bits; a unit that does not is passed over.
-FAST_UNITS = ("amx", "vnni", "avx2", "neon", "scalar")
+# In the order in which "auto" tries them. Each must give the reference's bits; a unit that does
+# not is passed over. AMX comes behind VNNI: it was no faster where both were measured
+# (docs/performance.md).
+FAST_UNITS = ("vnni", "amx", "avx2", "neon", "scalar")
 UNITS = (*FAST_UNITS, "reference")
 UNIT_VARIABLE = "ISOBATCH_CPU_UNIT"
 
@@ -31,7 +33,7 @@ def named_unit(unit: str) -> str:
 
 
 def available_units() -> tuple[str, ...]:
-    """Units that this processor and build have, fastest first, the reference last.
+    """Units that this processor and build have, in the order of preference, the reference last.
 
     Raises:
         ImportError: the native module is not installed.
