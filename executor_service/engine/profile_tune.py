@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from executor_service.engine.step_request import Limits
 
 # A part of what a first start may take longer.
-BUDGET_NS: Final = 400_000_000
+BUDGET_NS: Final = 300_000_000
 REPEATS: Final = 5
 # Row counts that are compared; those between two of them follow the larger.
 ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
