@@ -115,7 +115,7 @@ class Engine:
 
     def cancel(self, request_id: RequestId) -> bool:
         """End a request; return whether it was live."""
-        return self._model is not None and self._model.loop.cancel(request_id)
+        return self._model is not None and self._model.loop.cancel_group(request_id)
 
     async def run(self) -> None:
         """Connect and run steps until cancelled; a bug ends live requests and is raised."""

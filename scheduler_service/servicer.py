@@ -10,10 +10,11 @@ import grpc
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
 from scheduler_service import logs
-from scheduler_service.core import InvalidParameterError, Request, RequestId
+from scheduler_service.core import InvalidParameterError, Priority, Request, RequestId
 from scheduler_service.engine import Engine, ServedModel
 from scheduler_service.errors import InvalidRequestError, NotServingError, ServiceError, from_core
 from scheduler_service.metrics import Outcome, RefusalReason, SchedulerMetrics
+from scheduler_service.samples import SampleStreams, sample_id, sample_params
 from scheduler_service.sampling import validate
 from scheduler_service.spans import Metadata, Spans
 from scheduler_service.step_loop import Clock
@@ -60,72 +61,74 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: _Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Stream Accepted, TokenDelta..., Finished."""
+        """Stream Accepted, TokenDelta..., and a Finished for each sample."""
         arrival = self._clock()
         # The stubs leave out that there may be no deadline.
         remaining = cast("float | None", context.time_remaining())
         model = self._engine.model(request.model)
         try:
-            options, stream = await self._prepare(request, model)
+            options, streams = await self._prepare(request, model, context.peer())
         except ServiceError as error:
             self._count_rejected(model)
             self._trace_refused(context, arrival, model, error)
             raise
-        live = stream.request
+        live = streams[0].request
         logs.bind(request_id=live.request_id)
         if self._log_prompts:
             text = model.tokenizer.decode(live.prompt_token_ids)
             _LOG.info("request_accepted", prompt=text)
-        live.arrival = arrival
-        live.deadline = None if remaining is None else arrival + remaining
+        for stream in streams:
+            stream.request.arrival = arrival
+            stream.request.deadline = None if remaining is None else arrival + remaining
         if self._engine.model(request.model) is not model:
             raise NotServingError("[scheduler] the model changed while the prompt was encoded")
         try:
-            model.loop.submit(stream)
+            model.loop.submit(*streams)
         except ServiceError as error:
             self._trace_refused(context, arrival, model, error)
             raise
-        end_span = self._begin_span(context, stream, model)
+        end_spans = [self._begin_span(context, stream, model) for stream in streams]
 
         def leave(_: _Context) -> None:
-            # With a live request only when the client left or its deadline passed.
-            if not stream.is_over:
-                model.loop.cancel(live.request_id)
-            if end_span is not None:
-                end_span()
+            # With live requests only when the client left or its deadline passed.
+            for stream in streams:
+                if not stream.is_over:
+                    model.loop.cancel(stream.request.request_id)
+            for end_span in end_spans:
+                if end_span is not None:
+                    end_span()
 
         # Not `finally`: a generator that is never resumed would be closed only when collected.
         context.add_done_callback(leave)  # type: ignore[arg-type]  # not a protocol in the stubs
-        recorder = stream.recorder
+        recorder = streams[0].recorder
         if recorder is not None:
             # Before any step: nothing was awaited since the request was queued.
             save = None if self._traces is None else self._traces.save
             recorder.begin(
                 api.trace_header(live, options, model.capabilities, time.time_ns()), save
             )
-        yield api.accepted(live, model.capabilities.model.numeric_class, stream.take_trace())
-        while True:
-            await stream.wait(options.coalesce_seconds)
-            delta = stream.take()
+        numeric_class = model.capabilities.model.numeric_class
+        yield api.accepted(live, numeric_class, streams[0].take_trace(), num_samples=len(streams))
+        async for index, delta in SampleStreams(streams).parts(options.coalesce_seconds):
+            stream = streams[index]
             if delta is not None:
-                yield api.delta(delta, stream.take_trace())
-            elif stream.error is not None:
-                raise stream.error
+                yield api.delta(delta, stream.take_trace(), sample_index=index)
             elif stream.ending is not None:
                 if recorder is not None:
                     await recorder.closed.wait()
                 yield api.finished(
-                    live,
+                    stream.request,
                     stream.ending,
                     admitted_at=stream.admitted_at,
                     first_token_at=stream.first_token_at,
                     trace=stream.take_trace(),
+                    sample_index=index,
                 )
-                return
 
     async def _prepare(
-        self, request: pb.GenerateRequest, model: ServedModel
-    ) -> tuple[api.GenerateOptions, TokenStream]:
+        self, request: pb.GenerateRequest, model: ServedModel, peer: str
+    ) -> tuple[api.GenerateOptions, list[TokenStream]]:
+        """Return the checked options and an outbox for each sample."""
         capabilities = model.capabilities.model
         options = api.read_generate(request, capabilities.vocab_size)
         try:
@@ -135,24 +138,31 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         prompt = api.read_prompt(request, capabilities.vocab_size)
         token_ids, _ = await _encode(model, prompt)
         eos = frozenset[int]() if options.ignore_eos else model.tokenizer.eos_token_ids
-        live = Request(
-            request_id=RequestId(options.request_id),
-            prompt_token_ids=tuple(token_ids),
-            params=options.params,
-            max_tokens=options.max_tokens,
-            model=capabilities.model_id,
-            cache_salt=options.cache_salt,
-            stop_token_ids=options.stop_token_ids | eos,
-        )
-        detokenizer = model.tokenizer.detokenizer(
-            include_special_tokens=options.include_special_tokens
-        )
-        stream = TokenStream(
-            live, detokenizer, options.stops, wants_digests=options.return_logits_digests
-        )
-        if options.trace or options.trace_kv:
-            stream.recorder = Recorder(live, wants_kv_digests=options.trace_kv)
-        return options, stream
+        request_id, prompt_token_ids = RequestId(options.request_id), tuple(token_ids)
+        streams = []
+        for index in range(options.num_samples):
+            live = Request(
+                request_id=sample_id(request_id, index),
+                prompt_token_ids=prompt_token_ids,
+                params=sample_params(options.params, index),
+                max_tokens=options.max_tokens,
+                model=capabilities.model_id,
+                cache_salt=options.cache_salt,
+                stop_token_ids=options.stop_token_ids | eos,
+                priority=options.priority,
+                client_id=api.client_key(options, peer),
+                group_id=request_id,
+            )
+            detokenizer = model.tokenizer.detokenizer(
+                include_special_tokens=options.include_special_tokens
+            )
+            stream = TokenStream(
+                live, detokenizer, options.stops, wants_digests=options.return_logits_digests
+            )
+            if options.trace or options.trace_kv:
+                stream.recorder = Recorder(live, wants_kv_digests=options.trace_kv)
+            streams.append(stream)
+        return options, streams
 
     def _begin_span(
         self, context: _Context, stream: TokenStream, model: ServedModel
@@ -211,6 +221,12 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             state = self._engine.served.loop.state
             response.num_running = len(state.running)
             response.num_waiting = len(state.waiting)
+            counts = state.waiting.num_by_priority()
+            response.num_waiting_interactive = counts[Priority.INTERACTIVE]
+            response.num_waiting_normal = counts[Priority.NORMAL]
+            response.num_waiting_batch = counts[Priority.BATCH]
+            response.num_waiting_tokens = state.waiting.num_tokens
+            response.num_paused = len(self._engine.served.loop.fan_out.slow_readers)
             response.total_blocks = response.free_blocks = state.limits.num_blocks
             if state.kv_counts is not None:
                 response.total_blocks = state.kv_counts.total

@@ -139,22 +139,23 @@ class StepLoop:
         # the executor's seconds.
         self._uncounted: tuple[TokenRowBatch | None, PhaseTimes, float] | None = None
 
-    def submit(self, stream: TokenStream) -> None:
-        """Queue the stream's request; raises ServiceError when the core refuses it."""
-        if stream.request.request_id in self.fan_out.streams:
+    def submit(self, *streams: TokenStream) -> None:
+        """Queue the requests of a call; raises ServiceError when the core refuses them."""
+        if any(stream.request.request_id in self.fan_out.streams for stream in streams):
             # Whoever had this id may have ended without having been told, and events know
             # requests by their ids alone.
             self._dispatch()
         try:
-            submit(self.state, stream.request)
+            submit(self.state, *(stream.request for stream in streams))
         except CoreError as error:
             self._metrics.requests[Outcome.REJECTED].inc()
             self._metrics.refusals[refusal_reason(error)].inc()
             raise from_core(error) from error
-        self.fan_out.open(stream)
-        if stream.recorder is not None:
-            self._tracer.open(stream.recorder)
-        stream.on_drained = partial(self._drained, stream.request.request_id)
+        for stream in streams:
+            self.fan_out.open(stream)
+            if stream.recorder is not None:
+                self._tracer.open(stream.recorder)
+            stream.on_drained = partial(self._drained, stream.request.request_id)
         self._update_gauges()
         self._wake.set()
 
@@ -171,6 +172,14 @@ class StepLoop:
         self._dispatch()
         self._wake.set()
         return True
+
+    def cancel_group(self, group_id: RequestId) -> bool:
+        """End all samples of a call; return whether one was live."""
+        requests = self.state.requests.values()
+        samples = [each.request_id for each in requests if each.group_id == group_id]
+        for request_id in samples:
+            self.cancel(request_id)
+        return bool(samples)
 
     def give_up(self, make_error: Callable[[], ServiceError]) -> None:
         """End every live request with an error."""

@@ -67,6 +67,8 @@ class TokenStream:
         self._stops = StopMatcher(stops)
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
+        # Called whenever there is something to take.
+        self.on_ready: Callable[[], None] | None = None
         # Called when the reader has taken everything that was pending.
         self.on_drained: Callable[[], None] | None = None
         self._num_taken = 0
@@ -95,7 +97,7 @@ class TokenStream:
         self._texts.append(self._stops.feed(self._detokenizer.feed(token_id)))
         if self.wants_digests and digest is not None:
             self._digests.append(digest)
-        self._ready.set()
+        self._set_ready()
         return self._stops.matched is not None
 
     def take_trace(self) -> bytes:
@@ -121,9 +123,14 @@ class TokenStream:
             self.error = error
             self._close()
 
+    def _set_ready(self) -> None:
+        self._ready.set()
+        if self.on_ready is not None:
+            self.on_ready()
+
     def _close(self) -> None:
         self._ended.set()
-        self._ready.set()
+        self._set_ready()
 
     async def wait(self, linger_seconds: float = 0.0) -> None:
         """Return when there is something to take or the stream is over.

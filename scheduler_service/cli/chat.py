@@ -45,6 +45,8 @@ def command(
 
     /exit ends and /reset starts anew; Ctrl-C stops the answer, not the program.
     """
+    # Somebody sits and waits.
+    sampling["priority"] = sampling["priority"] or "interactive"
     with connected_or_private(
         address,
         serve_privately=serve_privately,

@@ -32,7 +32,19 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without a chat template.")
 @click.option("--stats", "show_stats", is_flag=True, help="Print a line about the answer.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for the whole answer."
+    "--timeout",
+    "--deadline",
+    "timeout",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds for the whole answer; refused at once where that is out of reach.",
+)
+@click.option(
+    "--n",
+    "num_samples",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Answers to give, one after another; answer i is that of the seed plus i.",
 )
 @trace_options
 @private_server_options
@@ -45,6 +57,7 @@ def command(
     raw: bool,
     show_stats: bool,
     timeout: float | None,
+    num_samples: int,
     trace_path: Path | None,
     trace_kv: bool,
     serve_privately: bool,
@@ -58,12 +71,15 @@ def command(
 
     The answer streams to standard output. On a terminal, or with --stats, a line about it follows
     on standard error, and one more when --max-tokens cut the answer. With --json one object is
-    printed when the answer is complete.
+    printed when the answer is complete. Of several answers (--n) each is printed when all are
+    complete, under its number; with --json each is a line.
     """
     if raw and system:
         raise click.UsageError("--system needs the chat template: leave --raw out")
     if trace_kv and trace_path is None:
         raise click.UsageError("--trace-kv needs --trace FILE")
+    if num_samples > 1 and trace_path is not None:
+        raise click.UsageError("--trace needs --n 1")
     text = given_or_stdin(prompt, "--prompt")
     with connected_or_private(
         address,
@@ -72,24 +88,40 @@ def command(
         threads=threads,
         kv_memory_mb=kv_memory_mb,
     ) as (client, served_model):
-        completion = _ask(
+        completions = _ask(
             client,
             _prompt(text, system, raw=raw),
-            replace(generation_params(**sampling), trace=trace_path is not None, trace_kv=trace_kv),
+            replace(
+                generation_params(**sampling),
+                n=num_samples,
+                trace=trace_path is not None,
+                trace_kv=trace_kv,
+            ),
             model=served_model,
             timeout=timeout,
-            stream_text=not as_json,
+            stream_text=not as_json and num_samples == 1,
         )
         if trace_path is not None:
-            write_trace(trace_path, completion.trace)
-        if as_json:
-            # The trace has its own file, and is no text.
-            output.write_json(replace(completion, trace=b""))
-        elif _is_cut(completion, sampling["max_tokens"]):
-            count = completion.usage.num_generated_tokens
-            output.note(f"The answer was cut at {count} tokens; --max-tokens allows more.")
-        if show_stats or (not as_json and sys.stderr.isatty()):
-            output.note(output.stats_line(completion))
+            write_trace(trace_path, completions[0].trace)
+        for completion in completions:
+            if as_json:
+                # The trace has its own file, and is no text.
+                output.write_json(replace(completion, trace=b""))
+            else:
+                if num_samples > 1:
+                    _print_sample(completion)
+                if _is_cut(completion, sampling["max_tokens"]):
+                    count = completion.usage.num_generated_tokens
+                    output.note(f"The answer was cut at {count} tokens; --max-tokens allows more.")
+            if show_stats or (not as_json and sys.stderr.isatty()):
+                output.note(output.stats_line(completion))
+
+
+def _print_sample(completion: Completion) -> None:
+    click.echo(f"--- {completion.sample_index} ---")
+    output.write_text(completion.text)
+    if not completion.text.endswith("\n"):
+        click.echo()
 
 
 def _is_cut(completion: Completion, max_tokens: int | None) -> bool:
@@ -120,7 +152,7 @@ def _ask(
     model: str,
     timeout: float | None,
     stream_text: bool,
-) -> Completion:
+) -> tuple[Completion, ...]:
     with client.generate(prompt, params, model=model, timeout=timeout) as stream:
         try:
             for event in stream:
@@ -130,4 +162,4 @@ def _ask(
             # Whatever follows, an error above all, begins on a line of its own.
             if stream_text and stream.text and not stream.text.endswith("\n"):
                 click.echo()
-        return stream.completion()
+        return stream.completions()

@@ -52,6 +52,18 @@ _GENERATION_OPTIONS: Final = (
     click.option("--min-p", type=float, help="Keep tokens at least this likely, relatively."),
     click.option("--seed", type=int, help="Seed of the draw; default: the server draws one."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; repeatable."),
+    click.option(
+        "--priority",
+        type=click.Choice(["interactive", "normal", "batch"]),
+        help="How urgent it is.",
+    ),
+    click.option(
+        "--client",
+        "client_id",
+        default="",
+        metavar="NAME",
+        help="Whose share of the server it takes from; default: this connection's.",
+    ),
 )
 
 _TRACE_OPTIONS: Final = (
@@ -101,9 +113,11 @@ def generation_params(
     min_p: float | None,
     seed: int | None,
     stop: tuple[str, ...],
+    priority: str | None,
+    client_id: str,
 ) -> GenerationParams:
     """Return the SDK's parameters for the values of `generation_options`."""
-    from scheduler_service.client import GenerationParams
+    from scheduler_service.client import GenerationParams, Priority
 
     return GenerationParams(
         max_tokens=max_tokens,
@@ -113,4 +127,6 @@ def generation_params(
         min_p=min_p,
         seed=seed,
         stop=stop,
+        priority=None if priority is None else Priority(priority),
+        client_id=client_id,
     )

@@ -24,7 +24,11 @@ def command(address: str | None, as_json: bool) -> None:
         server,
         {
             "requests running": f"{stats.num_running:,}",
-            "requests waiting": f"{stats.num_waiting:,}",
+            "requests waiting": f"{stats.num_waiting:,} (interactive "
+            f"{stats.num_waiting_interactive:,}, normal {stats.num_waiting_normal:,}, "
+            f"batch {stats.num_waiting_batch:,})",
+            "tokens waiting": f"{stats.num_waiting_tokens:,}",
+            "requests paused": f"{stats.num_paused:,}",
             "steps": f"{stats.num_steps:,}",
             "tokens generated": f"{stats.num_generated_tokens:,}",
             "prompt tokens": f"{stats.num_prompt_tokens:,}",

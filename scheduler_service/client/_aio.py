@@ -75,7 +75,7 @@ class AsyncGenerationStream:
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text so far; with several samples, that of the first."""
         return self._assembly.text
 
     def __aiter__(self) -> Self:
@@ -101,10 +101,16 @@ class AsyncGenerationStream:
         return event
 
     async def completion(self) -> Completion:
-        """Read the rest of the stream and return the whole answer."""
+        """Read the rest of the stream and return the whole answer (of the first sample)."""
         async for _ in self:
             pass
         return self._assembly.completion()
+
+    async def completions(self) -> tuple[Completion, ...]:
+        """Read the rest of the stream and return the answers of all samples."""
+        async for _ in self:
+            pass
+        return self._assembly.completions()
 
     def close(self) -> None:
         """Cancel the request unless it has ended. Safe to call twice."""

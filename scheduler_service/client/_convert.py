@@ -22,6 +22,7 @@ from scheduler_service.client._models import (
     FinishReason,
     GenerationParams,
     ModelInfo,
+    Priority,
     Prompt,
     Stats,
     Timings,
@@ -34,6 +35,12 @@ _FINISH_REASONS: Final[Mapping[int, FinishReason]] = {
     sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     sampling_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+}
+
+_PRIORITIES: Final[Mapping[Priority, scheduler_service_pb2.Priority]] = {
+    Priority.INTERACTIVE: scheduler_service_pb2.PRIORITY_INTERACTIVE,
+    Priority.NORMAL: scheduler_service_pb2.PRIORITY_NORMAL,
+    Priority.BATCH: scheduler_service_pb2.PRIORITY_BATCH,
 }
 
 _SAMPLING_FIELDS: Final = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -77,7 +84,22 @@ def generate_request(
         "trace_kv",
     ):
         _set(request, name, getattr(params, name))
+    if params.n != 1:
+        _set(request, "num_samples", params.n, "n")
+        if params.n < 1:
+            raise _invalid("n", "must be at least 1", params.n)
+    _set(request, "client_id", params.client_id)
+    if params.priority is not None:
+        request.priority = _priority(params.priority)
     return request
+
+
+def _priority(value: str) -> scheduler_service_pb2.Priority:
+    try:
+        return _PRIORITIES[Priority(value)]
+    except ValueError:
+        rule = f"must be one of {', '.join(Priority)}"
+        raise _invalid("priority", rule, value) from None
 
 
 def tokenize_request(prompt: Prompt, *, model: str) -> scheduler_service_pb2.TokenizeRequest:
@@ -102,6 +124,7 @@ def event(response: scheduler_service_pb2.GenerateResponse) -> Event | None:
             text=delta.text,
             logits_digests=tuple(delta.logits_digests),
             trace=delta.trace,
+            sample_index=response.sample_index,
         )
     if kind == "accepted":
         accepted = response.accepted
@@ -113,9 +136,10 @@ def event(response: scheduler_service_pb2.GenerateResponse) -> Event | None:
             max_tokens=accepted.max_tokens,
             numeric_class=accepted.numeric_class,
             trace=accepted.trace,
+            num_samples=max(1, accepted.num_samples),  # 0 from a server that knows of none
         )
     if kind == "finished":
-        return _finished(response.finished)
+        return _finished(response.finished, response.sample_index)
     return None
 
 
@@ -155,10 +179,15 @@ def stats(response: scheduler_service_pb2.GetStatsResponse) -> Stats:
         total_blocks=response.total_blocks,
         free_blocks=response.free_blocks,
         executor_connected=response.executor_connected,
+        num_waiting_interactive=response.num_waiting_interactive,
+        num_waiting_normal=response.num_waiting_normal,
+        num_waiting_batch=response.num_waiting_batch,
+        num_waiting_tokens=response.num_waiting_tokens,
+        num_paused=response.num_paused,
     )
 
 
-def _finished(finished: scheduler_service_pb2.Finished) -> Finished:
+def _finished(finished: scheduler_service_pb2.Finished, sample_index: int) -> Finished:
     reason = _FINISH_REASONS.get(finished.reason)
     if reason is None:
         raise ProtocolError(
@@ -183,6 +212,7 @@ def _finished(finished: scheduler_service_pb2.Finished) -> Finished:
         ),
         num_preemptions=finished.num_preemptions,
         trace=finished.trace,
+        sample_index=sample_index,
     )
 
 

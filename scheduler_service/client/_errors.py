@@ -6,7 +6,8 @@ IsobatchError
 |-- NotFoundError              NOT_FOUND (unknown model)
 |-- AlreadyExistsError         ALREADY_EXISTS (request id in use)
 |-- AccessDeniedError          UNAUTHENTICATED, PERMISSION_DENIED
-|-- OverloadedError            RESOURCE_EXHAUSTED (queue full)
+|-- OverloadedError            RESOURCE_EXHAUSTED (queue full or too long for the deadline;
+|                              reason SLOW_READER: the output was not read in time)
 |-- UnavailableError           UNAVAILABLE, and no connection within the connect timeout
 |-- DeadlineError              DEADLINE_EXCEEDED
 |   `-- FirstTokenTimeoutError no token within the first-token timeout

@@ -20,6 +20,14 @@ class ChatMessage:
 Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
 
 
+class Priority(StrEnum):
+    """How urgent a request is."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
     """How tokens are drawn and when generation ends. None leaves the server's default.
@@ -43,6 +51,9 @@ class GenerationParams:
     return_logits_digests: bool = False
     trace: bool = False  # the completion then holds an isobatch.trace.v1.Trace
     trace_kv: bool = False  # a trace with digests of the keys and values
+    n: int = 1  # samples, at most 16; sample i is the answer to the seed plus i
+    priority: Priority | None = None  # the server's default is NORMAL
+    client_id: str = ""  # whose share of the server it takes from
 
 
 class FinishReason(StrEnum):
@@ -82,6 +93,7 @@ class Accepted:
     max_tokens: int
     numeric_class: str
     trace: bytes = b""  # first piece of the trace, where asked
+    num_samples: int = 1
 
     @property
     def text(self) -> str:
@@ -98,11 +110,12 @@ class TokenEvent:
     text: str
     logits_digests: tuple[bytes, ...] = ()  # 16 bytes a token, where asked
     trace: bytes = b""  # next piece of the trace
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a stream. `text` is what was held back until now."""
+    """The end of a sample. `text` is what was held back until now."""
 
     reason: FinishReason
     text: str
@@ -112,6 +125,7 @@ class Finished:
     timings: Timings
     num_preemptions: int
     trace: bytes = b""  # last piece of the trace
+    sample_index: int = 0
 
 
 Event: TypeAlias = Accepted | TokenEvent | Finished
@@ -135,6 +149,7 @@ class Completion:
     num_preemptions: int
     logits_digests: tuple[bytes, ...] = ()
     trace: bytes = b""
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +189,8 @@ class Stats:
     total_blocks: int
     free_blocks: int
     executor_connected: bool
+    num_waiting_interactive: int = 0
+    num_waiting_normal: int = 0
+    num_waiting_batch: int = 0
+    num_waiting_tokens: int = 0
+    num_paused: int = 0  # requests whose clients read slowly

@@ -78,7 +78,7 @@ class GenerationStream:
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text so far; with several samples, that of the first."""
         return self._assembly.text
 
     def __iter__(self) -> Self:
@@ -105,10 +105,16 @@ class GenerationStream:
         raise StopIteration
 
     def completion(self) -> Completion:
-        """Read the rest of the stream and return the whole answer."""
+        """Read the rest of the stream and return the whole answer (of the first sample)."""
         for _ in self:
             pass
         return self._assembly.completion()
+
+    def completions(self) -> tuple[Completion, ...]:
+        """Read the rest of the stream and return the answers of all samples."""
+        for _ in self:
+            pass
+        return self._assembly.completions()
 
     def close(self) -> None:
         """Cancel the request unless it has ended. Safe to call from any thread, and twice."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
-from scheduler_service.core import FinishReason, Request, SamplingParams
+from scheduler_service.core import FinishReason, Priority, Request, SamplingParams
 from scheduler_service.errors import InvalidRequestError
+from scheduler_service.samples import MAX_SAMPLES
 from scheduler_service.streams import Delta, Ending
 from scheduler_service.text.chat_template import ChatTurn
 from scheduler_service.tracing.model import TraceHeader
@@ -33,6 +34,13 @@ _REASONS: Mapping[FinishReason, sampling_pb2.FinishReason] = {
     FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
 }
 
+_PRIORITIES: Mapping[pb.Priority, Priority] = {
+    pb.PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    pb.PRIORITY_NORMAL: Priority.NORMAL,
+    pb.PRIORITY_BATCH: Priority.BATCH,
+}
+
 Prompt = str | tuple[int, ...] | tuple[ChatTurn, ...]
 
 
@@ -52,6 +60,10 @@ class GenerateOptions:
     return_logits_digests: bool
     trace: bool
     trace_kv: bool
+    priority: Priority
+    # Empty where the caller names nobody.
+    client_id: str
+    num_samples: int
 
 
 def _check(holds: bool, field: str, rule: str, got: object) -> None:
@@ -86,6 +98,13 @@ def read_generate(request: pb.GenerateRequest, vocab_size: int) -> GenerateOptio
            f"must have at most {MAX_ID_LENGTH} characters", len(request.request_id))  # fmt: skip
     _check(len(request.cache_salt) <= MAX_SALT_LENGTH, "cache_salt",
            f"must have at most {MAX_SALT_LENGTH} characters", len(request.cache_salt))  # fmt: skip
+    _check(len(request.client_id) <= MAX_ID_LENGTH, "client_id",
+           f"must have at most {MAX_ID_LENGTH} characters", len(request.client_id))  # fmt: skip
+    _check(request.num_samples <= MAX_SAMPLES, "num_samples",
+           f"must be at most {MAX_SAMPLES}", request.num_samples)  # fmt: skip
+    is_traced = request.trace or request.trace_kv
+    _check(request.num_samples <= 1 or not is_traced, "num_samples",
+           "must be 1 in a request that is traced", request.num_samples)  # fmt: skip
     return GenerateOptions(
         request_id=request.request_id or str(uuid.uuid4()),
         params=read_sampling(request.sampling),
@@ -99,7 +118,24 @@ def read_generate(request: pb.GenerateRequest, vocab_size: int) -> GenerateOptio
         return_logits_digests=request.return_logits_digests,
         trace=request.trace,
         trace_kv=request.trace_kv,
+        priority=_read_priority(request.priority),
+        client_id=request.client_id,
+        num_samples=request.num_samples or 1,
     )
+
+
+def _read_priority(priority: pb.Priority) -> Priority:
+    _check(priority in _PRIORITIES, "priority", "must be a class of the contract", int(priority))
+    return _PRIORITIES[priority]
+
+
+def client_key(options: GenerateOptions, peer: str) -> str:
+    """Return whose share a request takes from: the named client, the tenant or the connection."""
+    if options.client_id:
+        return f"client {options.client_id}"
+    if options.cache_salt:
+        return f"salt {options.cache_salt}"
+    return f"peer {peer}"
 
 
 def read_sampling(sampling: sampling_pb2.SamplingParams) -> SamplingParams:
@@ -147,7 +183,9 @@ def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, vocab_size: in
     )
 
 
-def accepted(request: Request, numeric_class: str, trace: bytes = b"") -> pb.GenerateResponse:
+def accepted(
+    request: Request, numeric_class: str, trace: bytes = b"", *, num_samples: int = 1
+) -> pb.GenerateResponse:
     """Return the first message of a stream."""
     return pb.GenerateResponse(
         accepted=pb.Accepted(
@@ -157,21 +195,23 @@ def accepted(request: Request, numeric_class: str, trace: bytes = b"") -> pb.Gen
             seed=request.params.seed,
             max_tokens=request.max_tokens,
             numeric_class=numeric_class,
+            num_samples=num_samples,
             trace=trace,
         )
     )
 
 
-def delta(value: Delta, trace: bytes = b"") -> pb.GenerateResponse:
-    """Return the message of new tokens."""
+def delta(value: Delta, trace: bytes = b"", *, sample_index: int = 0) -> pb.GenerateResponse:
+    """Return the message of new tokens of a sample."""
     return pb.GenerateResponse(
+        sample_index=sample_index,
         delta=pb.TokenDelta(
             start_index=value.start_index,
             token_ids=value.token_ids,
             text=value.text,
             logits_digests=value.digests,
             trace=trace,
-        )
+        ),
     )
 
 
@@ -182,13 +222,15 @@ def finished(
     admitted_at: float | None,
     first_token_at: float | None,
     trace: bytes = b"",
+    sample_index: int = 0,
 ) -> pb.GenerateResponse:
-    """Return the last message of a stream; times are monotonic seconds."""
+    """Return the last message of a sample; times are monotonic seconds."""
 
     def since_arrival(time: float | None) -> int:
         return 0 if time is None else max(0, round((time - request.arrival) * 1e9))
 
     return pb.GenerateResponse(
+        sample_index=sample_index,
         finished=pb.Finished(
             reason=_REASONS[ending.reason],
             text=ending.text,
@@ -206,7 +248,7 @@ def finished(
             ),
             num_preemptions=request.num_preemptions,
             trace=trace,
-        )
+        ),
     )
 
 

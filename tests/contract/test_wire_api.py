@@ -1,10 +1,12 @@
 """The public contract: defaults of unset fields, and what goes out."""
 
+from typing import Any
+
 import pytest
 
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
-from scheduler_service.core import FinishReason, Request, RequestId, SamplingParams
+from scheduler_service.core import FinishReason, Priority, Request, RequestId, SamplingParams
 from scheduler_service.errors import InvalidRequestError
 from scheduler_service.streams import Delta, Ending
 from scheduler_service.text.chat_template import ChatTurn
@@ -46,6 +48,9 @@ def test_everything_that_was_set_arrives() -> None:
         return_logits_digests=True,
         trace=True,
         trace_kv=True,
+        priority=pb.PRIORITY_BATCH,
+        client_id="me",
+        num_samples=1,
     )  # fmt: skip
     assert api.read_generate(request, V) == api.GenerateOptions(
         request_id="i",
@@ -60,7 +65,35 @@ def test_everything_that_was_set_arrives() -> None:
         return_logits_digests=True,
         trace=True,
         trace_kv=True,
+        priority=Priority.BATCH,
+        client_id="me",
+        num_samples=1,
     )
+
+
+def test_the_policy_fields_have_defaults_and_bounds() -> None:
+    options = api.read_generate(pb.GenerateRequest(), V)
+    assert (options.priority, options.num_samples) == (Priority.NORMAL, 1)
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"num_samples": 17}, "num_samples"),
+        ({"num_samples": 2, "trace": True}, "num_samples"),
+        ({"priority": 9}, "priority"),
+        ({"client_id": "x" * 129}, "client_id"),
+    ]
+    for fields, field in bad:
+        with pytest.raises(InvalidRequestError, match=field) as refused:
+            api.read_generate(pb.GenerateRequest(**fields), V)
+        assert refused.value.field == field
+
+
+def test_a_share_is_that_of_the_client_or_the_tenant_or_the_connection() -> None:
+    requests = [
+        pb.GenerateRequest(client_id="x", cache_salt="s"),
+        pb.GenerateRequest(cache_salt="x"),
+        pb.GenerateRequest(),
+    ]
+    keys = [api.client_key(api.read_generate(each, V), "x") for each in requests]
+    assert keys == ["client x", "salt x", "peer x"]
 
 
 def test_the_three_kinds_of_prompt() -> None:

@@ -75,6 +75,7 @@ def test_generate_options_reach_the_request(run: Run, fake: FakeScheduler) -> No
         *("generate", "-p", "x", "--system", "be brief", "--model", "toy", "--max-tokens", "2"),
         *("--temperature", "0.5", "--top-k", "3", "--top-p", "0.25", "--min-p", "0.125"),
         *("--seed", "9", "--stop", "a", "--stop", "b"),
+        *("--priority", "batch", "--client", "me", "--deadline", "60"),
     )
     assert result.exit_code == 0
     (request,) = fake.requests
@@ -85,6 +86,44 @@ def test_generate_options_reach_the_request(run: Run, fake: FakeScheduler) -> No
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.25)
     assert (sampling.min_p, sampling.seed) == (0.125, 9)
     assert (stopping.max_tokens, list(stopping.stop)) == (2, ["a", "b"])
+    assert (request.priority, request.client_id) == (scheduler_service_pb2.PRIORITY_BATCH, "me")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_several_answers_come_under_their_numbers(
+    run: Run, fake: FakeScheduler, as_json: bool
+) -> None:
+    """Whole, and in order, however their tokens came; as JSON each is a line."""
+
+    def samples(
+        request: scheduler_service_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_service_pb2.GenerateResponse]:
+        first, token, *_, last = fake_scheduler.answer(request, context)
+        first.accepted.num_samples = request.num_samples
+        yield first
+        for index in (1, 0):
+            token.sample_index = last.sample_index = index
+            last.finished.usage.num_generated_tokens = 1
+            yield from (token, last)
+
+    fake.script = samples
+    result = run("generate", "-p", "x", "--n", "2", *(["--json"] if as_json else []))
+    assert fake.requests[0].num_samples == 2
+    if not as_json:
+        assert result.stdout == "--- 0 ---\nw0 \n--- 1 ---\nw0 \n"
+        return
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(each["sample_index"], each["seed"]) for each in answers] == [(0, 4711), (1, 4712)]
+
+
+def test_somebody_who_chats_waits_for_every_token(run: Run, fake: FakeScheduler) -> None:
+    """Unless told otherwise a conversation is interactive, and a single answer is not."""
+    run("chat", text="hi\n/exit\n")
+    run("generate", "-p", "hi")
+    assert [request.priority for request in fake.requests] == [
+        scheduler_service_pb2.PRIORITY_INTERACTIVE,
+        scheduler_service_pb2.PRIORITY_UNSPECIFIED,
+    ]
 
 
 def test_generate_without_options_says_nothing_about_sampling(

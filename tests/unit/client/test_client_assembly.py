@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.client import (
@@ -84,3 +86,30 @@ def test_end_without_finished_breaks_the_contract() -> None:
         assembly.check_ended()
     with pytest.raises(RequestCancelledError, match="got 0 tokens"):
         assembly.completion()
+
+
+def test_samples_are_put_together_apart() -> None:
+    """Each has its own tokens, end and seed; `text` and `completion` are those of the first."""
+    assembly = Assembly()
+    assembly.fold(replace(ACCEPTED, seed=2**64 - 1, num_samples=2))
+    for event in (
+        TokenEvent(0, (7,), "a"),
+        TokenEvent(0, (8,), "b", sample_index=1),
+        replace(FINISHED, sample_index=1),
+        TokenEvent(1, (9,), "c"),
+    ):
+        assert assembly.fold(event) is event
+    with pytest.raises(ProtocolError, match="must end with Finished"):
+        assembly.check_ended()
+    with pytest.raises(ProtocolError, match="Finished must be the last event"):
+        assembly.fold(TokenEvent(1, (9,), "c", sample_index=1))
+    with pytest.raises(ProtocolError, match="sample_index must be below 2, got 2"):
+        assembly.fold(TokenEvent(0, (9,), "c", sample_index=2))
+    assembly.fold(FINISHED)
+    assembly.check_ended()
+    first, second = assembly.completions()
+    assert (first.token_ids, first.text, first.seed) == ((7, 9), "actail", 2**64 - 1)
+    assert (second.token_ids, second.text, second.seed) == ((8,), "btail", 0)
+    assert [first.sample_index, second.sample_index] == [0, 1]
+    assert assembly.completion() == first
+    assert assembly.text == "actail"

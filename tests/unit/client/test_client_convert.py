@@ -14,6 +14,7 @@ from scheduler_service.client import (
     FinishReason,
     GenerationParams,
     InvalidRequestError,
+    Priority,
     ProtocolError,
     TokenEvent,
     _convert,
@@ -40,6 +41,9 @@ def test_every_parameter_reaches_its_own_field() -> None:
         cache_salt="salt",
         coalesce_ms=11,
         return_logits_digests=True,
+        n=3,
+        priority=Priority.INTERACTIVE,
+        client_id="me",
     )
     expected = scheduler_service_pb2.GenerateRequest(
         request_id="r-1",
@@ -60,6 +64,9 @@ def test_every_parameter_reaches_its_own_field() -> None:
         cache_salt="salt",
         coalesce_ms=11,
         return_logits_digests=True,
+        num_samples=3,
+        priority=scheduler_service_pb2.PRIORITY_INTERACTIVE,
+        client_id="me",
     )
     assert _convert.generate_request("hello", params, **NAMES) == expected
 
@@ -110,6 +117,8 @@ def test_conversation_becomes_a_chat() -> None:
         (GenerationParams(stop_token_ids=(-1,)), "stopping.stop_token_ids"),
         (GenerationParams(logit_bias={-1: 0.0}), "sampling.logit_bias"),
         (GenerationParams(cache_salt="\udc80"), "cache_salt"),
+        (GenerationParams(n=0), "n"),
+        (GenerationParams(priority="soon"), "priority"),  # type: ignore[arg-type]
     ],
 )
 def test_what_the_contract_cannot_carry_names_its_field(

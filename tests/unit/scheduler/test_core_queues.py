@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from scheduler_service.core import Priority, RequestId, RequestStatus, SequenceId
+from scheduler_service.core.fairness import MAX_CLIENTS
 from scheduler_service.core.queues import DeadlineQueue, WaitingQueue
 from tests.support.core_scenarios import make_request
 
@@ -158,6 +159,18 @@ def test_paused_requests_are_passed_over() -> None:
     a.is_paused = True
     assert _order(queue) == "b"
     assert len(queue) == 2
+
+
+def test_b52_clients_of_any_number_leave_little_behind() -> None:
+    """Ten thousand names: their counters are bounded, and who is waiting is served in order."""
+    queue = _queue()
+    for number in range(10_000):
+        request = make_request("a", client=str(number))
+        request.sequence_id = SequenceId(number)
+        queue.push(request)
+        queue.admit(request, 0.0)
+    assert len(queue._shares[N]._served) <= MAX_CLIENTS
+    assert not queue._flows
 
 
 def _live(*requests: Request) -> dict[RequestId, Request]:

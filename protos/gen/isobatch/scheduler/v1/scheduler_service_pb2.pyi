@@ -1,11 +1,23 @@
 from isobatch.scheduler.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_INTERACTIVE: _ClassVar[Priority]
+    PRIORITY_NORMAL: _ClassVar[Priority]
+    PRIORITY_BATCH: _ClassVar[Priority]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_INTERACTIVE: Priority
+PRIORITY_NORMAL: Priority
+PRIORITY_BATCH: Priority
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -28,7 +40,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "include_special_tokens", "cache_salt", "coalesce_ms", "return_logits_digests", "trace", "trace_kv")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "include_special_tokens", "cache_salt", "coalesce_ms", "return_logits_digests", "priority", "client_id", "num_samples", "trace", "trace_kv")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +52,9 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     COALESCE_MS_FIELD_NUMBER: _ClassVar[int]
     RETURN_LOGITS_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     TRACE_KV_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -53,28 +68,34 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     coalesce_ms: int
     return_logits_digests: bool
+    priority: Priority
+    client_id: str
+    num_samples: int
     trace: bool
     trace_kv: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingParams, _Mapping]] = ..., include_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., coalesce_ms: _Optional[int] = ..., return_logits_digests: _Optional[bool] = ..., trace: _Optional[bool] = ..., trace_kv: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingParams, _Mapping]] = ..., include_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., coalesce_ms: _Optional[int] = ..., return_logits_digests: _Optional[bool] = ..., priority: _Optional[_Union[Priority, str]] = ..., client_id: _Optional[str] = ..., num_samples: _Optional[int] = ..., trace: _Optional[bool] = ..., trace_kv: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("accepted", "delta", "finished")
+    __slots__ = ("accepted", "delta", "finished", "sample_index")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     delta: TokenDelta
     finished: Finished
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    sample_index: int
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., sample_index: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "model", "num_prompt_tokens", "seed", "max_tokens", "numeric_class", "trace")
+    __slots__ = ("request_id", "model", "num_prompt_tokens", "seed", "max_tokens", "numeric_class", "num_samples", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUMERIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
@@ -82,8 +103,9 @@ class Accepted(_message.Message):
     seed: int
     max_tokens: int
     numeric_class: str
+    num_samples: int
     trace: bytes
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., numeric_class: _Optional[str] = ..., trace: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., numeric_class: _Optional[str] = ..., num_samples: _Optional[int] = ..., trace: _Optional[bytes] = ...) -> None: ...
 
 class TokenDelta(_message.Message):
     __slots__ = ("start_index", "token_ids", "text", "logits_digests", "trace")
@@ -206,7 +228,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_steps", "num_generated_tokens", "num_prompt_tokens", "num_preemptions", "num_executor_reconnects", "total_blocks", "free_blocks", "executor_connected")
+    __slots__ = ("num_running", "num_waiting", "num_steps", "num_generated_tokens", "num_prompt_tokens", "num_preemptions", "num_executor_reconnects", "total_blocks", "free_blocks", "executor_connected", "num_waiting_interactive", "num_waiting_normal", "num_waiting_batch", "num_waiting_tokens", "num_paused")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +239,11 @@ class GetStatsResponse(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_INTERACTIVE_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_NORMAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_BATCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAUSED_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_steps: int
@@ -227,4 +254,9 @@ class GetStatsResponse(_message.Message):
     total_blocks: int
     free_blocks: int
     executor_connected: bool
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_executor_reconnects: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., executor_connected: _Optional[bool] = ...) -> None: ...
+    num_waiting_interactive: int
+    num_waiting_normal: int
+    num_waiting_batch: int
+    num_waiting_tokens: int
+    num_paused: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_executor_reconnects: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., executor_connected: _Optional[bool] = ..., num_waiting_interactive: _Optional[int] = ..., num_waiting_normal: _Optional[int] = ..., num_waiting_batch: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_paused: _Optional[int] = ...) -> None: ...

@@ -67,7 +67,8 @@ class SchedulerServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate streams one Accepted, any number of TokenDelta and one Finished.
+        """Generate streams one Accepted, any number of TokenDelta and one Finished for
+        each sample.
         Ending the call cancels the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

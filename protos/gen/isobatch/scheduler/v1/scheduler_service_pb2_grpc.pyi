@@ -34,7 +34,8 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_scheduler_service_pb2.GenerateRequest, _scheduler_service_pb2.GenerateResponse]
-    """Generate streams one Accepted, any number of TokenDelta and one Finished.
+    """Generate streams one Accepted, any number of TokenDelta and one Finished for
+    each sample.
     Ending the call cancels the request.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_scheduler_service_pb2.CancelRequest, _scheduler_service_pb2.CancelResponse]
@@ -52,7 +53,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_scheduler_service_pb2.GenerateRequest, _scheduler_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generate streams one Accepted, any number of TokenDelta and one Finished.
+    """Generate streams one Accepted, any number of TokenDelta and one Finished for
+    each sample.
     Ending the call cancels the request.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_scheduler_service_pb2.CancelRequest, _scheduler_service_pb2.CancelResponse]  # type: ignore[assignment]
@@ -73,7 +75,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_service_pb2.GenerateResponse], _abc.AsyncIterator[_scheduler_service_pb2.GenerateResponse]]:
-        """Generate streams one Accepted, any number of TokenDelta and one Finished.
+        """Generate streams one Accepted, any number of TokenDelta and one Finished for
+        each sample.
         Ending the call cancels the request.
         """
 
