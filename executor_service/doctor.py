@@ -195,6 +195,7 @@ def _speed_of_page(page: str) -> Check:
 
 def _speed(ratios: dict[int, float], unit: str, when: str) -> Check:
     from executor_service.engine.speed_check import SLOW, likely_cause
+    from isobatch_kernels.dispatch import DEVICES
 
     words = ", ".join(
         f"{ratio:.0%} at {rows} {'row' if rows == 1 else 'rows'}"
@@ -202,7 +203,9 @@ def _speed(ratios: dict[int, float], unit: str, when: str) -> Check:
     )
     detail = f"throughput over that of the stored profile, {when}: {words}"
     if min(ratios.values()) < SLOW:
-        return Check(SPEED, FAILED, detail, likely_cause(unit))
+        # A processor is often busy with something else, which is no fault of the installation.
+        state = FAILED if unit in DEVICES else WARNING
+        return Check(SPEED, state, detail, likely_cause(unit))
     return Check(SPEED, OK, detail)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -12,7 +13,9 @@ from executor_service.engine.model_runner import ModelRunner
 from executor_service.engine.profile import DecodeCost, Profile, StepShape
 from executor_service.engine.speed_check import REPEATS, SpeedCheck, SpeedResult, likely_cause
 from executor_service.engine.step_request import Limits
-from executor_service.kv_cache.manager import KvCacheManager
+from executor_service.kv_cache.chain import CacheIdentity, Chains
+from executor_service.kv_cache.manager import KvCacheManager, KvOccupancy
+from executor_service.kv_cache.prefix_index import PrefixIndex
 from executor_service.profile_metrics import ProfileMetrics
 from tests.support.fake_backend import FakeBackend
 from tests.support.profiles import profile_of
@@ -94,6 +97,24 @@ def test_a_cache_without_room_is_left_alone() -> None:
     executor = Executor([1000] * 12, num_blocks=7)
     assert executor.check.time_step(StepShape(8, 8)) is None
     assert executor.check.run() is None
+
+
+def test_cached_prefixes_make_room_for_a_check_once() -> None:
+    executor = Executor([1000] * 24)
+    index = PrefixIndex(Chains(CacheIdentity("X1", "f16", "weights", "config", 16)))
+    cache = KvCacheManager(10, 16, executor.backend.zero_blocks, index)
+    executor.backend.cache = np.zeros((10, 16), np.int32)
+    runner = ModelRunner((), executor.backend)
+    check = SpeedCheck(runner, cache, LIMITS, PROFILE, lambda: executor.now)
+    cache.open(3)
+    assert cache.grow({3: 160})
+    cache.written(3, 0, np.arange(160, dtype=np.int32).tobytes(), 160)
+    cache.release([3])
+    assert cache.occupancy() == KvOccupancy(10, 0, 10, 0)
+    for _ in range(2):
+        assert check.run() is not None
+        assert cache.occupancy() == KvOccupancy(10, 8, 2, 0)
+    assert index.counts.evictions == 8
 
 
 @pytest.mark.parametrize(
