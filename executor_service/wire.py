@@ -66,6 +66,7 @@ KERNEL_UNITS = {
     "neon": pb.KERNEL_UNIT_NEON,
     "metal": pb.KERNEL_UNIT_METAL,
     "cuda": pb.KERNEL_UNIT_CUDA,
+    "mlx": pb.KERNEL_UNIT_MLX,
 }
 
 

@@ -73,12 +73,18 @@ class Capabilities:
 
 
 def numeric_class(
-    rope_digest: str, activation_bits: int = 12, policy: KernelPolicy = EXACT_POLICY
+    rope_digest: str,
+    activation_bits: int = 12,
+    policy: KernelPolicy = EXACT_POLICY,
+    detail: str = "",
 ) -> str:
-    """Return the numeric class id: states of two classes never meet."""
+    """Return the numeric class id: states of two classes never meet.
+
+    `detail` is what else the backend says that a float policy's results depend on.
+    """
     if policy.is_exact:
         return CLASS_FORMAT.format(activation_bits=activation_bits, rope_digest=rope_digest)
-    return f"{policy.class_prefix()}-a16f-kvf16-rope{rope_digest}"
+    return f"{policy.class_prefix()}{detail and f'-{detail}'}-a16f-kvf16-rope{rope_digest}"
 
 
 def config_digest(config: ModelConfig) -> str:
@@ -88,7 +94,7 @@ def config_digest(config: ModelConfig) -> str:
 
 def backend_name(unit: str) -> str:
     """Return the backend that a unit belongs to: itself for devices, else the CPU."""
-    return unit if unit in ("metal", "cuda", "reference") else "cpu"
+    return unit if unit in ("metal", "cuda", "reference", "mlx") else "cpu"
 
 
 def package_version(name: str) -> str:

@@ -151,7 +151,9 @@ def build_engine(
         max_top_k=min(MAX_TOP_K, dimensions.vocab_size),
     )
     runner = ModelRunner(program.names, backend)
-    class_id = numeric_class(backend.rope_digest, config.activations, policy)
+    class_id = numeric_class(
+        backend.rope_digest, config.activations, policy, getattr(backend, "class_detail", "")
+    )
     identity = CacheIdentity(
         class_id, KV_CLASS, model.weights_digest, config_digest(model.config), BLOCK_SIZE
     )

@@ -105,9 +105,13 @@ def _cpu_backend(program: Program, sizes: _Sizes, unit: str, num_threads: int) -
 def _float_backend(
     program: Program, policy: str, sizes: _Sizes, backend: str, unit: str, num_threads: int
 ) -> Backend:
-    """Builds what runs a float policy: "auto" is the CPU, whatever devices there are."""
+    """Builds what runs a float policy.
+
+    For `mlx`, "auto" is the device that MLX prefers; for the others it is the CPU, whatever
+    devices there are.
+    """
     if policy not in ROW_POLICIES:
-        raise RuntimeError(f"[dispatch] policy {policy} has no backend yet, got backend {backend}")
+        return _mlx_backend(program, sizes, backend)
     if backend in DEVICES:
         raise RuntimeError(
             f"[dispatch] policy {policy} needs backend cpu or reference, got {backend!r}"
@@ -115,6 +119,35 @@ def _float_backend(
     return _cpu_backend(
         program, sizes, "reference" if backend == "reference" else unit, num_threads
     )
+
+
+def _mlx_backend(program: Program, sizes: _Sizes, backend: str) -> Backend:
+    if backend == "reference":
+        raise RuntimeError("[dispatch] policy mlx needs MLX's kernels, got backend 'reference'")
+    needed = "cpu" if backend == "auto" else backend
+    missing = backend_error(needed) if needed in DEVICES else native_module_error()
+    if missing is not None:
+        raise RuntimeError(f"[dispatch] policy mlx needs backend {needed}, got {missing}")
+    try:
+        import mlx.core as mx
+
+        from isobatch_kernels.mlx_backend import MlxBackend
+    except ImportError as error:
+        raise RuntimeError(f"[dispatch] policy mlx needs MLX, got {error}") from error
+    from isobatch_kernels.step_check import StepLimits
+
+    if backend == "cpu":
+        mx.set_default_device(mx.Device(mx.cpu))
+    dims = program.dimensions
+    limits = StepLimits(
+        dims.vocab_size,
+        dims.context_length,
+        sizes.num_blocks,
+        sizes.block_size,
+        sizes.max_num_seqs,
+        sizes.max_num_batched_tokens,
+    )
+    return MlxBackend(program, limits)
 
 
 _NEEDS = {

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from executor_service.config import ExecutorConfig
-from executor_service.engine.capabilities import SelfTestResult
+from executor_service.engine.capabilities import SelfTestResult, numeric_class
 from executor_service.engine.engine import Engine, build_engine
 from executor_service.engine.session import Opening
 from executor_service.errors import ConfigError
+from executor_service.kv_cache.chain import CacheIdentity, Chains
 from executor_service.models.registry import ModelLocation
+from isobatch_kernels.kernel_policy import KernelPolicy
 from isobatch_kernels.step import Stat
 from tests.support.embedded_model import embedded_model_path
 from tests.support.steps import Row, Want, step_request
@@ -21,7 +24,9 @@ from tests.support.tiny_model import Storage, TinyShape, write_directory
 pytest.importorskip("isobatch_kernels._cpu", reason="the native CPU module is not built here")
 dispatch = pytest.importorskip("isobatch_kernels.dispatch")
 
-POLICIES = ("exact", "threshold", "gemv", "gemm")
+POLICIES = ("exact", "mlx", "threshold", "gemv", "gemm")
+# Kernel path of one row, where it is another than gemv.
+_ALONE = {"gemm": "gemm", "mlx": "other"}
 SUBJECT, OTHER = 1, 2
 DIGEST = Want(Stat.ARGMAX | Stat.DIGEST)
 
@@ -85,7 +90,7 @@ def test_what_company_changes(policy: str, model: str, request: pytest.FixtureRe
     finally:
         engine.close()
     assert alone == again
-    assert paths == ({"gemm"} if policy == "gemm" else {"gemv"})
+    assert paths == {_ALONE.get(policy, "gemv")}
     if policy == "threshold":
         # The first token's digest may hide the rounding; the cache carries it on.
         assert all(one != other for one, other in zip(alone[1:], beside[1:], strict=True))
@@ -96,13 +101,23 @@ def test_what_company_changes(policy: str, model: str, request: pytest.FixtureRe
 def test_the_class_tells_the_policy(tiny: Path) -> None:
     told = set()
     for policy, rows in (*((each, 4) for each in POLICIES), ("threshold", 5)):
-        engine = _engine(tiny, policy, threshold_rows=rows)
+        engine = _engine(tiny, policy, threshold_rows=rows, backend="cpu")
         told.add(engine.capabilities.model.numeric_class.partition("-rope")[0])
         engine.close()
     assert told == {
         "X1.1-a12-kvf16", "F1-threshold4-a16f-kvf16", "F1-threshold5-a16f-kvf16",
-        "F1-gemv-a16f-kvf16", "F1-gemm-a16f-kvf16",
+        f"F1-mlx-{version('mlx')}-cpu-a16f-kvf16", "F1-gemv-a16f-kvf16", "F1-gemm-a16f-kvf16",
     }  # fmt: skip
+
+
+def test_no_cache_block_has_the_key_of_another_class() -> None:
+    policies = [KernelPolicy(name) for name in POLICIES] + [KernelPolicy("threshold", 5)]
+    classes = [numeric_class("00000000", policy=each) for each in policies]
+    roots = [
+        Chains(CacheIdentity(each, "f16", "weights", "config", 16)).root("") for each in classes
+    ]
+    digests = {root.digest for root in roots if root is not None}
+    assert len(digests) == len(policies)
 
 
 def test_a_device_is_refused(tiny: Path) -> None:

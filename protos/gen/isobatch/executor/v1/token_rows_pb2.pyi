@@ -68,6 +68,7 @@ class KernelUnit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KERNEL_UNIT_NEON: _ClassVar[KernelUnit]
     KERNEL_UNIT_METAL: _ClassVar[KernelUnit]
     KERNEL_UNIT_CUDA: _ClassVar[KernelUnit]
+    KERNEL_UNIT_MLX: _ClassVar[KernelUnit]
 TOKEN_SOURCE_UNSPECIFIED: TokenSource
 TOKEN_SOURCE_LITERAL: TokenSource
 TOKEN_SOURCE_STEP_OUTPUT: TokenSource
@@ -109,6 +110,7 @@ KERNEL_UNIT_AMX: KernelUnit
 KERNEL_UNIT_NEON: KernelUnit
 KERNEL_UNIT_METAL: KernelUnit
 KERNEL_UNIT_CUDA: KernelUnit
+KERNEL_UNIT_MLX: KernelUnit
 
 class SequenceKey(_message.Message):
     __slots__ = ("sequence_id", "generation")
