@@ -26,6 +26,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     # Most tokens of one request's prefill in one step (core).
     max_prefill_chunk: int = 512
+    # Most milliseconds of a step while requests decode; 0 derives it from the executor's cost
+    # curve (core).
+    max_step_ms: float = 0.0
     # Most waiting requests (core).
     max_num_waiting: int = 1024
     # Most tokens of waiting requests together (core).
@@ -78,7 +81,7 @@ class SchedulerConfig:
         for name in ("aging_seconds", "slow_reader_seconds", "step_timeout_seconds"):
             value = getattr(self, name)
             _require(0 < value < float("inf"), name, "must be a finite number above 0", value)
-        for name in ("recovery_deadline_seconds", "drain_seconds"):
+        for name in ("recovery_deadline_seconds", "drain_seconds", "max_step_ms"):
             value = getattr(self, name)
             _require(0 <= value < float("inf"), name, "must be a finite number at least 0", value)
         _require(self.log_level in logs.LEVELS, "log_level",
@@ -147,6 +150,8 @@ _HELP: Mapping[str, str] = {
     "max_num_seqs": "most requests that hold cache at once",
     "max_num_batched_tokens": "most tokens of one step",
     "max_prefill_chunk": "most tokens of one request's prefill in one step",
+    "max_step_ms": "most milliseconds of a step while requests decode; 0 derives it from the "
+    "executor's cost curve",
     "max_num_waiting": "most waiting requests",
     "max_waiting_tokens": "most tokens of waiting requests together",
     "aging_seconds": "after so long a waiting request rises by one priority class",

@@ -234,6 +234,8 @@ class Engine:
             num_blocks=model.num_blocks,
             context_length=model.context_length,
             max_prefill_chunk=min(config.max_prefill_chunk, max_tokens),
+            max_step_seconds=config.max_step_ms / 1e3,
+            cost_curve=model.cost_curve,
         )
 
     def _is_overdue(self) -> bool:

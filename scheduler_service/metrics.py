@@ -131,6 +131,10 @@ class ModelMetrics:
     # Equals the sum over the phases; counted beside it, so that a gap would show.
     step_wall: Counter
     last_step: Gauge
+    # By the cost curve, and the executor's time of the same steps.
+    step_predicted: Counter
+    step_measured: Counter
+    step_bound: Gauge
     preemptions: dict[PreemptionReason, Counter]
     executor_reconnects: dict[ReconnectReason, Counter]
     # Of closed traces of requests.
@@ -205,6 +209,17 @@ class SchedulerMetrics:
         self._last_step = gauge(
             "last_step_timestamp_seconds", "Unix time at the end of the last step; 0: none.", model
         )
+        self._predicted = counter(
+            "step_predicted_seconds", "Time of steps by the executor's cost curve.", model
+        )
+        self._measured = counter(
+            "step_measured_seconds", "The executor's time of the same steps.", model
+        )
+        self._bound = gauge(
+            "step_bound_seconds",
+            "Longest step that was allowed when requests decoded last; 0: no bound.",
+            model,
+        )
         self.executor_connected = gauge(
             "executor_connected", "1 while a session with the executor is open."
         )
@@ -249,6 +264,9 @@ class SchedulerMetrics:
             step_phase={each: self._phase.labels(model, each) for each in StepPhase},
             step_wall=self._wall.labels(model),
             last_step=self._last_step.labels(model),
+            step_predicted=self._predicted.labels(model),
+            step_measured=self._measured.labels(model),
+            step_bound=self._bound.labels(model),
             preemptions={each: self._preemptions.labels(model, each) for each in PreemptionReason},
             executor_reconnects={
                 each: self._reconnects.labels(model, each) for each in ReconnectReason

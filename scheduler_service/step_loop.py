@@ -39,6 +39,7 @@ from scheduler_service.core import (
     openings,
     plan,
     record_kv_counts,
+    record_step_seconds,
     submit,
 )
 from scheduler_service.errors import ServiceError, SlowReaderError, from_core
@@ -302,6 +303,7 @@ class StepLoop:
             self.fan_out.add(capacity_refused(self.state, batch))
         else:
             sampled = await self._sample(session, batch, questions, reply.answer)
+            record_step_seconds(self.state, batch, reply.executor_seconds)
             events = apply(self.state, batch, sampled.rows)
             if is_traced:
                 self._tracer.record(
@@ -327,6 +329,11 @@ class StepLoop:
         self._uncounted = None
         if batch is not None:
             self._count_rows(batch)
+            if batch.predicted_seconds:
+                self._metrics.step_predicted.inc(batch.predicted_seconds)
+                self._metrics.step_measured.inc(executor_seconds)
+            if batch.bound_seconds < math.inf:
+                self._metrics.step_bound.set(batch.bound_seconds * self.state.pace)
             if self._on_step is not None:
                 self._on_step(batch, times, executor_seconds)
         self._totals.num_steps += 1

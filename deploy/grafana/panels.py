@@ -152,6 +152,13 @@ STEPS = Row("Steps", (
     Panel("Mean rows per step by phase", "Token rows of steps with any of a phase.", "short",
           (Query(f"{rate(scheduler('step_rows_sum'), 'model, phase')} / clamp_min("
                  f"{rate(scheduler('step_rows_count'), 'model, phase')}, 1e-9)", "{{phase}}"),)),
+    Panel("Steps against the cost curve",
+          "The executor's time of steps over what its cost curve said: above 1 it is slower now.",
+          "short", (Query(f"{rate(scheduler('step_measured_seconds_total'))} / clamp_min("
+                          f"{rate(scheduler('step_predicted_seconds_total'))}, 1e-9)",
+                          "{{model}}"),)),
+    Panel("Bound on a step", "Longest step that prompts may make while others decode; 0: no bound.",
+          "s", (Query(scheduler("step_bound_seconds"), "{{model}}"),)),
     Panel("Forward pass", "Median time of steps with decode rows, prefill rows, both.",
           "s", (Query(f"histogram_quantile(0.5, {rate(_FORWARD, 'model, phase, le')}) >= 0",
                       "{{phase}}"),)),

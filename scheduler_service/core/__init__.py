@@ -21,6 +21,7 @@ from scheduler_service.core.apply import (
     capacity_refused,
     executor_restarted,
     record_kv_counts,
+    record_step_seconds,
 )
 from scheduler_service.core.batch import (
     LITERAL,
@@ -34,6 +35,7 @@ from scheduler_service.core.batch import (
     TokenSourceKind,
     WantedPosition,
 )
+from scheduler_service.core.cost_curve import NO_CURVE, CostCurve, CostPoint
 from scheduler_service.core.errors import (
     CoreError,
     DeadlineUnreachableError,
@@ -66,7 +68,10 @@ from scheduler_service.core.state import Limits, SchedulerState
 
 __all__ = [
     "LITERAL",
+    "NO_CURVE",
     "CoreError",
+    "CostCurve",
+    "CostPoint",
     "DeadlineUnreachableError",
     "DuplicateRequestError",
     "Event",
@@ -110,6 +115,7 @@ __all__ = [
     "pause",
     "plan",
     "record_kv_counts",
+    "record_step_seconds",
     "resume",
     "submit",
 ]

@@ -17,6 +17,10 @@ from scheduler_service.core.stop import reason_to_stop
 MAX_REFUSALS_ALONE: Final = 3
 """Steps in a row that may be refused to a request that runs alone before it ends with ERROR."""
 
+_PACE_WEIGHT: Final = 0.05
+_MAX_PACE_STEP: Final = 2.0
+_MIN_PACE, _MAX_PACE = 0.1, 10.0
+
 
 def apply(
     state: SchedulerState, batch: TokenRowBatch, sampled: Mapping[RequestId, SampledRow]
@@ -152,6 +156,7 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
     state.num_blocks_to_release = 0
     state.kv_counts = None
     state.may_open_early = state.shares_prefixes = True
+    state.pace = 1.0
     if limits is not None:
         state.limits = limits
         state.waiting.aging_seconds = limits.aging_seconds
@@ -164,6 +169,19 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
                 request.max_tokens = min(request.max_tokens, num_left)
     state.block_ceiling = state.limits.num_blocks
     return events
+
+
+def record_step_seconds(state: SchedulerState, batch: TokenRowBatch, seconds: float) -> None:
+    """Record what a computed step really took in the executor, to correct the curve's pace.
+
+    Steps that no curve predicted change nothing. A single step moves the pace by a few percent at
+    most, however late it was.
+    """
+    if batch.predicted_seconds <= 0 or seconds <= 0:
+        return
+    seen = seconds / batch.predicted_seconds
+    seen = min(max(seen, state.pace / _MAX_PACE_STEP), state.pace * _MAX_PACE_STEP)
+    state.pace = min(max(state.pace + _PACE_WEIGHT * (seen - state.pace), _MIN_PACE), _MAX_PACE)
 
 
 def record_kv_counts(state: SchedulerState, counts: KvCounts) -> None:

@@ -6,6 +6,7 @@ all token rows of a step. Values only: nothing here changes after it is made.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -144,6 +145,8 @@ class TokenRowBatch:
         released_sequence_ids: Sequences to give back before anything else; each is named in
             one batch only.
         events: What planning decided: admissions and preemptions, in order.
+        predicted_seconds: Time of the step by the cost curve; 0 without a curve.
+        bound_seconds: Most seconds by the curve that planning allowed; infinite for no bound.
     """
 
     step_id: int
@@ -151,6 +154,8 @@ class TokenRowBatch:
     rows: tuple[TokenRow, ...]
     released_sequence_ids: tuple[SequenceId, ...] = ()
     events: tuple[Event, ...] = ()
+    predicted_seconds: float = 0.0
+    bound_seconds: float = math.inf
 
     @property
     def num_tokens(self) -> int:

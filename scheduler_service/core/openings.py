@@ -2,14 +2,16 @@
 
 `openings` names the waiting requests that `plan` would admit now. The shell announces them to the
 executor, which looks their prefix up and pins it, and hands the answers to `opened`; `plan` admits
-opened requests alone. Opening reserves no blocks, but what it pins cannot be evicted, so nobody
-is opened earlier than that, with one exception: the first in the queue is opened even when all
-its tokens would not fit, because most of them may be cached.
+opened requests alone. Opening reserves no blocks, but what it pins cannot be evicted, so few are
+opened earlier than that: the first ones that fit, because there may be little left to compute,
+and the first in the queue even where all its tokens would not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
+from typing import Final
 
 from scheduler_service.core.batch import SequenceOpened, SequenceOpening
 from scheduler_service.core.capacity import BlockBudget, blocks_for
@@ -17,7 +19,14 @@ from scheduler_service.core.output_lengths import peak_blocks
 from scheduler_service.core.prefix_wait import PrefixLeaders
 from scheduler_service.core.request import Request
 from scheduler_service.core.state import SchedulerState
-from scheduler_service.core.step_budget import StepBudget
+from scheduler_service.core.step_budget import share_step
+
+MAX_LOOKAHEAD: Final = 64
+"""Waiting requests that are looked at for one step."""
+
+
+NUM_EARLY: Final = 4
+"""Of these, how many are opened before the step has time for them, to know what is cached."""
 
 
 def block_budget(state: SchedulerState) -> BlockBudget:
@@ -95,31 +104,44 @@ def openings(state: SchedulerState, now: float) -> tuple[SequenceOpening, ...]:
     num_slots = state.limits.max_num_seqs - len(state.running)
     if num_slots <= 0 or not len(state.waiting) or state.in_flight is not None:
         return ()
-    budget = StepBudget(state)
-    admissions = Admissions(state, block_budget(state))
     leaders = PrefixLeaders(state)
+    candidates, early = _next(state, min(num_slots, MAX_LOOKAHEAD), leaders, now)
+    shares = share_step(state, candidates)
+    found = [] if early is None else [early]
+    # Without a curve, prompts have their tokens in order, whatever is left of them.
+    num_early = NUM_EARLY if state.limits.cost_curve else 0
+    for index, request in enumerate(candidates):
+        if index >= num_early and not shares.num_tokens.get(request.request_id):
+            continue
+        if request.is_opened or not leaders.begins_wait(request):
+            leaders.add(request)
+            if not request.is_opened:
+                found.append(request)
+    for request in found:
+        request.is_announced = True
+    return tuple(_opening(request) for request in found)
+
+
+def _next(
+    state: SchedulerState, num_slots: int, leaders: PrefixLeaders, now: float
+) -> tuple[list[Request], Request | None]:
+    """Return the waiting requests that fit, and one that is opened although it may not."""
+    admissions = Admissions(state, block_budget(state))
     released = set(state.to_release)
-    found: list[SequenceOpening] = []
-    is_first = True
-    for request in state.waiting.ordered(now):
-        if num_slots == 0 or budget.is_spent or request.sequence_id in released:
+    candidates: list[Request] = []
+    for request in islice(state.waiting.ordered(now), num_slots):
+        if request.sequence_id in released:
             break
         if request.deadline is not None and request.deadline <= now:
             break
-        num_slots -= 1
-        if not request.is_opened and leaders.holds_back(request):
+        if not request.is_opened and leaders.keeps_waiting(request):
             continue
-        fits = admissions.admit(request)
-        may_open = fits or (is_first and (state.may_open_early or not state.running))
-        if not request.is_opened and may_open:
-            request.is_announced = True
-            found.append(_opening(request))
-        if not fits:
-            break
-        budget.take(request.num_uncomputed_tokens)
-        leaders.add(request)
-        is_first = False
-    return tuple(found)
+        if not admissions.admit(request):
+            may_open = not candidates and (state.may_open_early or not state.running)
+            return candidates, request if may_open and not request.is_opened else None
+        candidates.append(request)
+        leaders.expect(request)
+    return candidates, None
 
 
 def opened(state: SchedulerState, answers: Iterable[SequenceOpened]) -> None:

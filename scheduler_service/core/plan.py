@@ -2,22 +2,20 @@
 
 Policy, in order:
 - The request that waits first may take the place of paused and lower ones (see `victims`).
-- Running requests come before waiting ones. Requests with one token to compute go first, so a
-  long prompt never holds the others' streams; one token is kept for the leader (see
-  `precedence`), so it always advances. What is left of the step goes to longer rows by class and
-  arrival, in chunks.
+- Running and waiting requests share the step as `step_budget` says: single tokens first, then
+  prompts in chunks, within the tokens of a step and the time that others' streams may be held.
 - A row takes as many tokens as its blocks allow. Where not one fits, what waiting requests keep
   of the prefix cache is given back, and then the running request that is least worth keeping is
   preempted; where the row is that request's, it waits for a later step.
-- A waiting request that was opened (see `openings`) is admitted, in the order of the queue (see
-  `queues`), if it fits. One that waits for a prefix lets those behind it pass; nobody else does.
+- A waiting request that was opened (see `openings`) is admitted if it fits and gets a share, in
+  the order of the queue (see `queues`).
 
-Cost: O(running + admitted + tokens of the rows).
+Cost: O(running + waiting + tokens of the rows).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from scheduler_service.core.batch import TokenRow, TokenRowBatch, WantedPosition
@@ -29,11 +27,11 @@ from scheduler_service.core.events import (
     RequestPreempted,
 )
 from scheduler_service.core.lifecycle import close, last_holder, preempt
-from scheduler_service.core.openings import Admissions, block_budget
+from scheduler_service.core.openings import MAX_LOOKAHEAD, Admissions, block_budget
 from scheduler_service.core.precedence import keep_order
-from scheduler_service.core.request import Request, RequestInput, RequestStatus
+from scheduler_service.core.request import Request, RequestId, RequestInput, RequestStatus
 from scheduler_service.core.state import SchedulerState
-from scheduler_service.core.step_budget import StepBudget
+from scheduler_service.core.step_budget import StepLoad, share_step
 from scheduler_service.core.victims import give_way
 
 
@@ -55,13 +53,17 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
         raise AssertionError(f"[plan] no step may be in flight, got {state.in_flight.step_id}")
     state.now = max(state.now, now)
     events: list[Event] = [*give_way(state, now)]
-    budget = StepBudget(state)
     blocks = block_budget(state)
-    admissions = Admissions(state, blocks)
-    rows = _rows_of_running(state, budget, blocks, events)
-    for request in _admit(state, budget, admissions, now, events):
-        num_new = budget.take(request.num_uncomputed_tokens)
-        rows.append(_row(request, num_new))
+    candidates = _candidates(state, blocks, now, in_order=bool(events))
+    shares = share_step(state, candidates)
+    rows = _rows_of_running(state, shares.num_tokens, blocks, events)
+    # What was just taken for growth is not given to somebody else.
+    if not any(_is_for_growth(each) for each in events):
+        for request in candidates:
+            num_new = shares.num_tokens.get(request.request_id, 0)
+            if num_new and request.is_opened:
+                _admit(state, request, now, events)
+                rows.append(_row(request, num_new))
     if not rows and not state.to_release:
         return None
     state.step_id += 1
@@ -71,6 +73,8 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
         rows=tuple(rows),
         released_sequence_ids=tuple(state.to_release),
         events=tuple(events),
+        predicted_seconds=_predicted_seconds(state, rows, events),
+        bound_seconds=shares.bound_seconds,
     )
     state.to_release.clear()
     state.num_blocks_to_release = 0
@@ -79,7 +83,10 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
 
 
 def _rows_of_running(
-    state: SchedulerState, budget: StepBudget, blocks: BlockBudget, events: list[Event]
+    state: SchedulerState,
+    shares: Mapping[RequestId, int],
+    blocks: BlockBudget,
+    events: list[Event],
 ) -> list[TokenRow]:
     """Return the rows that fit, preempting from the end where an earlier row needs blocks."""
     order = keep_order(state)
@@ -88,7 +95,7 @@ def _rows_of_running(
     while index < len(order):
         request = order[index]
         index += 1
-        share = budget.shares.get(request.request_id, 0)
+        share = shares.get(request.request_id, 0)
         if share == 0:
             continue
         num_computed = request.num_computed_tokens
@@ -113,51 +120,54 @@ def _rows_of_running(
     return rows
 
 
-def _admit(
-    state: SchedulerState,
-    budget: StepBudget,
-    admissions: Admissions,
-    now: float,
-    events: list[Event],
-) -> Iterator[Request]:
-    """Move waiting requests to the running set, one at a time."""
-    if any(_is_for_growth(each) for each in events):
-        # What was just taken for growth is not given to somebody else.
-        return
+def _candidates(
+    state: SchedulerState, blocks: BlockBudget, now: float, *, in_order: bool
+) -> list[Request]:
+    """Return the waiting requests that may be admitted, in order.
+
+    With `in_order` nobody passes one that is not opened yet: others have just given way to it.
+    """
+    admissions = Admissions(state, blocks)
+    candidates: list[Request] = []
     released = set(state.to_release)
-    num_slots = state.limits.max_num_seqs - len(state.running)
+    num_slots = min(state.limits.max_num_seqs - len(state.running), MAX_LOOKAHEAD)
     for request in islice(state.waiting.ordered(now), max(0, num_slots)):
         # A release names a sequence without its generation, so a sequence never comes back in
         # the very batch that gives it back.
-        if budget.is_spent or request.sequence_id in released:
+        if request.sequence_id in released:
             break
         if not request.is_opened:
-            if request.prefix_wait is None:
+            if in_order and request.prefix_wait is None:
                 break
             continue
         if not admissions.admit(request):
-            if not state.running:
+            if not state.running and not candidates:
                 _make_room(state, request)
             break
-        was_preempted = request.status is RequestStatus.PREEMPTED
-        state.waiting.admit(request, now)
-        if not was_preempted:
-            state.service_rate.record_admission(
-                request.arrival, now, request.num_tokens, request.num_cached_tokens
-            )
-        state.running[request.request_id] = request
-        request.apply_input(RequestInput.ADMIT)
-        if not was_preempted:
-            request.num_cached_prompt_tokens = request.num_cached_tokens
-        events.append(
-            RequestAdmitted(
-                request_id=request.request_id,
-                queue_seconds=now - request.arrival,
-                is_readmission=was_preempted,
-                num_cached_tokens=request.num_cached_tokens,
-            )
+        candidates.append(request)
+    return candidates
+
+
+def _admit(state: SchedulerState, request: Request, now: float, events: list[Event]) -> None:
+    """Move a waiting request to the running set."""
+    was_preempted = request.status is RequestStatus.PREEMPTED
+    state.waiting.admit(request, now)
+    if not was_preempted:
+        state.service_rate.record_admission(
+            request.arrival, now, request.num_tokens, request.num_cached_tokens
         )
-        yield request
+    state.running[request.request_id] = request
+    request.apply_input(RequestInput.ADMIT)
+    if not was_preempted:
+        request.num_cached_prompt_tokens = request.num_cached_tokens
+    events.append(
+        RequestAdmitted(
+            request_id=request.request_id,
+            queue_seconds=now - request.arrival,
+            is_readmission=was_preempted,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+    )
 
 
 def _make_room(state: SchedulerState, request: Request) -> None:
@@ -173,6 +183,27 @@ def _make_room(state: SchedulerState, request: Request) -> None:
 
 def _is_for_growth(event: Event) -> bool:
     return isinstance(event, RequestPreempted) and event.reason is PreemptionReason.CAPACITY
+
+
+def _predicted_seconds(
+    state: SchedulerState, rows: Iterable[TokenRow], events: Iterable[Event]
+) -> float:
+    """Return the step's time by the cost curve; 0 without one.
+
+    As in `share_step`, the first row of a request is part of a prompt, however short.
+    """
+    load = StepLoad(state.limits.cost_curve)
+    if not load.curve:
+        return 0.0
+    new = {event.request_id for event in events if isinstance(event, RequestAdmitted)}
+    for row in rows:
+        num_tokens = len(row.token_ids)
+        if num_tokens == len(row.wanted) and row.request_id not in new:
+            load.num_decode_rows += num_tokens
+            load.num_positions += num_tokens * row.start_position
+        else:
+            load.add_prompt(num_tokens, row.start_position)
+    return load.seconds()
 
 
 def _row(request: Request, num_new: int) -> TokenRow:

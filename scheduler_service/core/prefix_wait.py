@@ -3,8 +3,8 @@
 Computing the common start twice costs a step's rows twice; a request that waits until the other
 one has computed it finds it in the prefix cache. So such a request is not opened yet, and those
 behind it pass. The wait is short and cannot go on for ever: it is only for an older request that
-runs or is about to, ends as soon as that one has computed the common blocks or is gone, and ends
-for good when a step passes in which it made no progress.
+runs or is before it in the queue, ends as soon as that one has computed the common blocks or is
+gone, and ends for good when a step passes in which it ran and made no progress.
 
 Cost: O(1) for each waiting request that is looked at, and one comparison of prompts when a wait
 begins.
@@ -47,28 +47,34 @@ class PrefixLeaders:
         self._state = state
         self._block_size = state.limits.block_size
         self._leaders: dict[_Key, list[Request]] = {}
-        self._added: set[int] = set()
+        self._expected: set[int] = set()
         for request in state.running.values():
             if request.num_uncomputed_tokens > 1 and not request.is_paused:
                 self.add(request)
 
     def add(self, request: Request) -> None:
-        """Add a request that is about to run."""
-        self._added.add(request.sequence_id)
+        """Add a request that runs in the coming step."""
+        self.expect(request)
         key = self._key(request)
         if key is not None:
             self._leaders.setdefault(key, []).append(request)
 
-    def holds_back(self, request: Request) -> bool:
-        """Return whether a waiting request had better be opened later."""
-        state = self._state
-        if request.status is not RequestStatus.WAITING or not state.shares_prefixes:
-            # Of a preempted one, what it computed itself may still be cached.
+    def expect(self, request: Request) -> None:
+        """Add a request that may be about to run, so that waits for it go on."""
+        self._expected.add(request.sequence_id)
+
+    def keeps_waiting(self, request: Request) -> bool:
+        """Return whether a wait that has begun goes on; otherwise it is over."""
+        if request.prefix_wait is not None and not self._goes_on(request, request.prefix_wait):
             request.prefix_wait = None
-            return False
-        if request.prefix_wait is not None and self._goes_on(request, request.prefix_wait):
-            return True
-        request.prefix_wait = self._find(request) if request.may_wait_for_prefix else None
+        return request.prefix_wait is not None
+
+    def begins_wait(self, request: Request) -> bool:
+        """Return whether a waiting request had better be opened later."""
+        # Of a preempted one, what it computed itself may still be cached.
+        is_new = request.status is RequestStatus.WAITING and request.may_wait_for_prefix
+        if is_new and self._state.shares_prefixes:
+            request.prefix_wait = self._find(request)
         return request.prefix_wait is not None
 
     def _key(self, request: Request) -> _Key | None:
@@ -83,10 +89,11 @@ class PrefixLeaders:
         if leader.num_computed_tokens >= wait.num_tokens:
             request.num_awaited_tokens = wait.num_tokens
             return False
-        if leader.sequence_id not in self._added:
+        if leader.sequence_id not in self._expected or not self._state.shares_prefixes:
             return False
         if self._state.step_id != wait.step_id:
-            if leader.num_computed_tokens == wait.num_computed_tokens:
+            has_stood = leader.num_computed_tokens == wait.num_computed_tokens
+            if has_stood and leader.status is RequestStatus.RUNNING:
                 request.may_wait_for_prefix = False
                 return False
             wait.step_id = self._state.step_id

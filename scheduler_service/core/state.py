@@ -6,10 +6,12 @@ replays exactly: there is no clock, no randomness and no input but the arguments
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from scheduler_service.core.batch import KvCounts, TokenRowBatch
 from scheduler_service.core.capacity import blocks_for
+from scheduler_service.core.cost_curve import NO_CURVE, CostCurve
 from scheduler_service.core.errors import InvalidParameterError
 from scheduler_service.core.output_lengths import OutputLengths
 from scheduler_service.core.queues import DeadlineQueue, WaitingQueue
@@ -32,9 +34,13 @@ class Limits:
         max_waiting_tokens: Most tokens of all requests that wait; `submit` refuses more, but
             never the first.
         aging_seconds: After so long a waiting request rises by one priority class.
+        max_step_seconds: Most seconds of a step while somebody decodes; 0 to derive it from the
+            curve. Without a curve nothing is bounded.
+        cost_curve: What steps cost.
 
     Raises:
-        InvalidParameterError: A bound is below 1, or `aging_seconds` is not above 0.
+        InvalidParameterError: A count is below 1, `aging_seconds` is not above 0, or
+            `max_step_seconds` is below 0 or not finite.
     """
 
     max_num_batched_tokens: int
@@ -46,6 +52,8 @@ class Limits:
     max_prefill_chunk: int = 512
     max_waiting_tokens: int = 1_000_000
     aging_seconds: float = 30.0
+    max_step_seconds: float = 0.0
+    cost_curve: CostCurve = NO_CURVE
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -56,6 +64,11 @@ class Limits:
             raise InvalidParameterError(
                 "limits", "aging_seconds", "must be above 0", self.aging_seconds
             )
+        if not 0 <= self.max_step_seconds < math.inf:
+            raise InvalidParameterError(
+                "limits", "max_step_seconds", "must be finite and at least 0",
+                self.max_step_seconds,
+            )  # fmt: skip
 
     @property
     def pool_capacity(self) -> int:
@@ -90,6 +103,7 @@ class SchedulerState:
         kv_counts: The executor's own counts, as last recorded; None before the first answer.
         may_open_early: Whether the first in the queue may be opened before it fits. False after
             its cached blocks had to be given back, until a running request ends.
+        pace: Seconds that steps take for each second of the curve, as seen of late.
         shares_prefixes: Whether waiting for a prefix that another request computes is of use.
         output_lengths: Lengths of finished outputs, which predict those to come.
         service_rate: How fast steps and the queue have been.
@@ -115,6 +129,7 @@ class SchedulerState:
     output_lengths: OutputLengths = field(default_factory=OutputLengths, init=False)
     service_rate: ServiceRate = field(default_factory=ServiceRate, init=False)
     now: float = field(default=0.0, init=False)
+    pace: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
         self.waiting = WaitingQueue(self.limits.aging_seconds)

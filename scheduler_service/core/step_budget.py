@@ -1,57 +1,254 @@
-"""What one step may compute, and how running requests share it.
+"""How the tokens and the time of one step are shared.
 
 Requests with one token to compute go first, so a long prompt never holds the others' streams; one
-token is kept for the leader (see `precedence`), so it always advances. What is left goes to longer
-rows by class and arrival, in chunks. Paused requests have no rows.
+token is kept for the leader (see `precedence`), so it always advances. What is left goes to
+prompts, in chunks. Paused requests have no rows.
+
+Without a cost curve that is all: prompts by class and arrival, then those that wait, in the order
+of the queue, as many tokens as the limits allow. With one:
+- While somebody decodes, a step may take `step_bound` seconds by the curve, and prompts get what
+  fits, one token at least. With nobody decoding, time is not bounded.
+- Half of that is for the first prompt: the running one that is served first, or the one that waits
+  first where its class is higher. The other half is for those with less left to compute, by class
+  and then the shortest first, so that a short prompt does not wait for a long one. What they leave
+  is the first one's again, and then that of the others in order.
+- Whoever waits may pass others that wait only with a prompt that is computed whole in this step.
+  So those that stand before it soon find nobody who runs before them.
+- A step does not end at a number of tokens that costs clearly more per token than a smaller one.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from scheduler_service.core.cost_curve import CostCurve
 from scheduler_service.core.precedence import leader, service_order
-from scheduler_service.core.request import Request, RequestId
+from scheduler_service.core.request import Request, RequestId, RequestStatus
 from scheduler_service.core.state import SchedulerState
 
+EFFICIENT_SHARE: Final = 0.95
+"""Of the best tokens a second: what the smallest chunk of the derived bound must reach."""
 
-class StepBudget:
-    """Tokens that one step may still compute.
+MIN_RATE_SHARE: Final = 0.98
+"""Of the tokens a second of a smaller step: what a larger one must reach to be taken."""
+
+SINGLE_STEPS: Final = 4.0
+"""Steps of one decode row that the derived bound allows at least."""
+
+OWN_STEPS: Final = 2.0
+"""Steps of the present decode rows alone that the derived bound allows at least."""
+
+MIN_OWN_STEPS: Final = 1.1
+"""The same for any bound: below that, prompts would stand still beside many decode rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShares:
+    """What each request may compute in the coming step, before capacity.
 
     Attributes:
-        shares: Tokens of each running request's row, before capacity.
+        num_tokens: Tokens of each request's row; none for those left out.
+        bound_seconds: The bound on the step's time by the curve; infinite without one.
     """
 
-    __slots__ = ("_chunk", "_num_left", "shares")
+    num_tokens: dict[RequestId, int]
+    bound_seconds: float = math.inf
 
-    def __init__(self, state: SchedulerState) -> None:
-        """Give the running requests their shares."""
-        self._num_left = state.limits.max_num_batched_tokens
-        self._chunk = state.limits.max_prefill_chunk
-        self.shares: dict[RequestId, int] = {}
-        long: list[Request] = []
-        first = leader(state)
-        num_kept = int(first is not None)
-        for request in service_order(state):
-            if request.num_uncomputed_tokens > 1:
-                long.append(request)
-            elif request is first or self._num_left > num_kept:
-                num_kept = 0 if request is first else num_kept
-                self.shares[request.request_id] = 1
-                self._num_left -= 1
-        for request in long:
+
+@dataclass(slots=True)
+class StepLoad:
+    """What a step holds so far, and what it costs by the curve."""
+
+    curve: CostCurve
+    num_decode_rows: int = 0
+    num_positions: int = 0
+    num_prompt_tokens: int = 0
+    num_prompt_positions: int = 0
+
+    def add_decode(self, request: Request) -> None:
+        """Add a row of one token."""
+        self.num_decode_rows += 1
+        self.num_positions += request.num_computed_tokens
+
+    def add_prompt(self, num_tokens: int, start: int) -> None:
+        """Add tokens of a row that starts behind so many cached positions."""
+        self.num_prompt_tokens += num_tokens
+        self.num_prompt_positions += num_tokens * start
+
+    def seconds(self, num_more: int = 0, start: int = 0) -> float:
+        """Return the cost with `num_more` tokens of a row that starts at `start`."""
+        return self.curve.step_seconds(
+            self.num_decode_rows,
+            self.num_decode_rows + self.num_prompt_tokens + num_more,
+            self.num_positions,
+            self.num_prompt_positions + num_more * start,
+        )
+
+    def num_fitting(self, start: int, most: int, seconds: float) -> int:
+        """Return how many of `most` tokens of a row at `start` fit in so many seconds."""
+        if self.seconds(most, start) <= seconds:
+            return most
+        low, high = 0, most - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seconds(middle, start) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def step_bound(state: SchedulerState, load: StepLoad) -> float:
+    """Return the most seconds by the curve of a step with the decode rows of `load`.
+
+    A bound that was set counts in real time, so it shrinks where steps are seen to take longer
+    than the curve says. The derived one is in units of the curve itself: the longest of a few
+    steps of one decode row, the smallest chunk of a prompt that is about as fast per token as any,
+    and two steps of the present decode rows alone.
+    """
+    curve, limits = load.curve, state.limits
+    if not curve or not load.num_decode_rows:
+        return math.inf
+    alone = curve.step_seconds(load.num_decode_rows, load.num_decode_rows, load.num_positions)
+    if limits.max_step_seconds > 0:
+        return max(limits.max_step_seconds / state.pace, MIN_OWN_STEPS * alone)
+    chunk = curve.efficient_prompt_tokens(EFFICIENT_SHARE)
+    return max(
+        SINGLE_STEPS * curve.step_seconds(1, 1), curve.step_seconds(0, chunk), OWN_STEPS * alone
+    )
+
+
+def share_step(state: SchedulerState, candidates: Sequence[Request]) -> StepShares:
+    """Return the shares of the running requests and of waiting candidates, in their order."""
+    limits = state.limits
+    num_left = limits.max_num_batched_tokens
+    load = StepLoad(limits.cost_curve)
+    shares: dict[RequestId, int] = {}
+    prompts: list[Request] = []
+    first = leader(state)
+    num_kept = int(first is not None)
+    for request in service_order(state):
+        if request.num_uncomputed_tokens > 1:
+            prompts.append(request)
+        elif request is first or num_left > num_kept:
             num_kept = 0 if request is first else num_kept
-            num_new = self.take(request.num_uncomputed_tokens, num_kept)
-            if num_new:
-                self.shares[request.request_id] = num_new
+            shares[request.request_id] = 1
+            load.add_decode(request)
+            num_left -= 1
+    if (not prompts and not candidates) or num_left <= 0:
+        return StepShares(shares, step_bound(state, load))
+    if not load.curve:
+        for request in (*prompts, *candidates):
+            num_kept = 0 if request is first else num_kept
+            most = min(request.num_uncomputed_tokens, limits.max_prefill_chunk)
+            num_new = min(most, num_left - num_kept)
+            if num_new > 0:
+                shares[request.request_id] = num_new
+                num_left -= num_new
+        return StepShares(shares)
+    sharing = _Sharing(load, step_bound(state, load), num_left, limits.max_prefill_chunk)
+    sharing.run(prompts, candidates, first if num_kept else None)
+    return StepShares(shares | sharing.shares, sharing.bound)
 
-    @property
-    def is_spent(self) -> bool:
-        """True when nobody else gets a row."""
-        return self._num_left <= 0
 
-    def take(self, num_tokens: int, num_kept: int = 0) -> int:
-        """Return how many of a request's uncomputed tokens its row gets, and count them.
+@dataclass(slots=True)
+class _Sharing:
+    """Prompts' shares of a step by the curve."""
 
-        `num_kept` tokens of the step are left to others.
+    load: StepLoad
+    bound: float
+    num_left: int
+    chunk: int
+    shares: dict[RequestId, int] = field(default_factory=dict)
+
+    def run(
+        self, prompts: Sequence[Request], candidates: Sequence[Request], kept: Request | None
+    ) -> None:
+        """Share among running prompts and waiting candidates; `kept` gets a token at least."""
+        first = prompts[0] if prompts else candidates[0]
+        if prompts and candidates and candidates[0].priority < prompts[0].rank:
+            first = candidates[0]
+        if kept is not None:
+            self._add(kept, 1)
+        others = [each for each in (*prompts, *candidates) if each is not first]
+        behind = set(map(id, candidates[1:]))
+        shorter = [e for e in others if e.num_uncomputed_tokens < first.num_uncomputed_tokens]
+        shorter.sort(key=_by_class_and_length)
+        alone = self.load.seconds()
+        if shorter:
+            half = alone + (self.bound - alone) / 2
+            self._take(first, max(1, self.num_left // 2), half)
+        if not self.shares:
+            self._take(first, self.num_left, self.bound)
+        if not self.shares:
+            self._add(first, 1)
+        too_long = math.inf
+        for request in (*shorter, first, *others):
+            if id(request) not in behind:
+                if not self._take(request, self.num_left, self.bound):
+                    break
+            elif request.num_uncomputed_tokens < too_long and not self._take_whole(request):
+                too_long = request.num_uncomputed_tokens
+        self._trim(first)
+
+    def _take(self, request: Request, most: int, seconds: float) -> bool:
+        """Give a request more tokens, as many as fit in `most` and in a step of so many seconds.
+
+        Returns False when time was too short.
         """
-        num_new = max(0, min(num_tokens, self._chunk, self._num_left - num_kept))
-        self._num_left -= num_new
-        return num_new
+        taken = self.shares.get(request.request_id, 0)
+        missing = request.num_uncomputed_tokens - taken
+        most = min(missing, self.chunk - taken, self.num_left, most)
+        if most <= 0:
+            return True
+        num_new = self.load.num_fitting(request.num_computed_tokens, most, seconds)
+        if num_new:
+            self._add(request, num_new)
+        return num_new == most
+
+    def _take_whole(self, request: Request) -> bool:
+        """Give a request that has no tokens yet all of them; return whether they fit."""
+        if request.request_id in self.shares:
+            return True
+        num_tokens, start = request.num_uncomputed_tokens, request.num_computed_tokens
+        if num_tokens > min(self.chunk, self.num_left):
+            return False
+        if self.load.seconds(num_tokens, start) > self.bound:
+            return False
+        self._add(request, num_tokens)
+        return True
+
+    def _add(self, request: Request, num_tokens: int) -> None:
+        taken = self.shares.get(request.request_id, 0)
+        self.shares[request.request_id] = taken + num_tokens
+        self.num_left -= num_tokens
+        self.load.add_prompt(num_tokens, request.num_computed_tokens)
+
+    def _trim(self, first: Request) -> None:
+        """Cut the first one's chunk where a smaller step computes more tokens a second.
+
+        Its last chunk is left alone: cutting it would cost a step more.
+        """
+        taken = self.shares.get(first.request_id, 0)
+        if taken == first.num_uncomputed_tokens:
+            return
+        load, start = self.load, first.num_computed_tokens
+        total = load.num_decode_rows + load.num_prompt_tokens
+        best, best_rate = 0, total / max(load.seconds(), 1e-9)
+        best_rate /= MIN_RATE_SHARE
+        for size in load.curve.prompt_sizes:
+            cut = total - size
+            if 0 < cut < taken:
+                rate = size / max(load.seconds(-cut, start), 1e-9)
+                if rate > best_rate:
+                    best, best_rate = cut, rate
+        if best:
+            self._add(first, -best)
+
+
+def _by_class_and_length(request: Request) -> tuple[int, int]:
+    is_running = request.status is RequestStatus.RUNNING
+    return request.rank if is_running else request.priority, request.num_uncomputed_tokens

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from isobatch.executor.v1 import capabilities_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
+from scheduler_service.core import NO_CURVE, CostCurve, CostPoint
 from scheduler_service.text.tokenizer import TokenizerSource
 
 
@@ -25,6 +26,7 @@ class Model:
     block_size: int
     num_blocks: int
     num_parameters: int
+    cost_curve: CostCurve = NO_CURVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,12 @@ def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
             block_size=target.block_size,
             num_blocks=target.num_blocks,
             num_parameters=target.num_parameters,
+            cost_curve=CostCurve(
+                CostPoint(
+                    each.num_rows, each.num_tokens, each.context_length, each.duration_ns / 1e9
+                )
+                for each in target.cost_curve
+            ),
         ),
         max_num_seqs=reply.max_num_seqs,
         max_num_batched_tokens=reply.max_num_batched_tokens,

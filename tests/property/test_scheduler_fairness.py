@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.core import (
+    NO_CURVE,
+    CostCurve,
+    CostPoint,
     Priority,
     Request,
     RequestAdmitted,
@@ -35,6 +39,7 @@ class Server:
     tokens: int
     seqs: int
     blocks: int
+    curve: CostCurve
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,14 @@ class Other:
     is_new_client: bool
 
 
+CURVE = CostCurve(CostPoint(n, n, 0, 2.0 + n) for n in (1, 2, 4, 16))
+
 servers = st.builds(
     Server,
     tokens=st.integers(1, 12),
     seqs=st.integers(1, 4),
     blocks=st.integers(LONGEST // BLOCK_SIZE, 12),
+    curve=st.sampled_from([NO_CURVE, CURVE]),
 )
 others = st.builds(
     Other,
@@ -75,6 +83,8 @@ class Load:
             waiting=100_000,
             aging=aging,
         )
+        # Beside one decode row there is time for half a prompt, beside four for two tokens.
+        limits = dataclasses.replace(limits, cost_curve=server.curve, max_step_seconds=8.0)
         self.state = SchedulerState(limits)
         self.pool = FakeBlockPool(BLOCK_SIZE, server.blocks)
         self.step = 0

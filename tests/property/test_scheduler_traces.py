@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import dataclass, field
 
 from hypothesis import event, given, settings
-from hypothesis import strategies as st
 
 from scheduler_service.core import (
     Event,
     FinishReason,
     PreemptionReason,
-    Priority,
+    RequestAdmitted,
     RequestFinished,
     RequestId,
     RequestPreempted,
@@ -30,12 +29,14 @@ from scheduler_service.core import (
     pause,
     plan,
     record_kv_counts,
+    record_step_seconds,
     resume,
     submit,
 )
 from scheduler_service.core.precedence import leader
 from tests.support.core_scenarios import make_limits, make_request
-from tests.support.fake_block_pool import VOCAB_SIZE, FakeBlockPool, solo_run
+from tests.support.fake_block_pool import FakeBlockPool, solo_run
+from tests.support.scheduler_scenarios import Arrival, Scenario, quiet, troubled
 
 MAX_STEPS = 5000
 AGING_STEPS = 4.0
@@ -43,95 +44,6 @@ PAUSE_STEPS = 7
 # A trace takes some hundredths of a second, so more than the profile's usual number are affordable.
 many = settings(max_examples=2 * settings().max_examples)
 STOP = frozenset({3})
-# Prompts start with some of these tokens, so that many share a prefix.
-COMMON = [1, 2, 1, 4, 5, 6, 1, 8, 9, 1, 11, 12]
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A request and the step before which it arrives."""
-
-    prompt: list[int]
-    max_tokens: int
-    stops: bool
-    step: int
-    deadline: int | None
-    salt: str
-    priority: Priority
-    client: str
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """All that happens in a trace. Numbers in the sets and maps are steps."""
-
-    arrivals: list[Arrival]
-    tokens: int
-    chunk: int
-    seqs: int
-    block_size: int
-    slack: int
-    missing_blocks: int
-    # Most cached tokens of each opening, in turn; 0 for an executor that finds nothing.
-    hits: list[int]
-    cancels: dict[int, int] = field(default_factory=dict)
-    stop_strings: dict[int, int] = field(default_factory=dict)
-    restarts_in_flight: set[int] = field(default_factory=set)
-    restarts_between: set[int] = field(default_factory=set)
-    refusals: set[int] = field(default_factory=set)
-    # Between the announcement of sequences and the answer, and between that and the step.
-    opening_cancels: dict[int, int] = field(default_factory=dict)
-    lost_openings: set[int] = field(default_factory=set)
-    restarts_while_opening: set[int] = field(default_factory=set)
-    restarts_when_opened: set[int] = field(default_factory=set)
-    pauses: dict[int, int] = field(default_factory=dict)
-
-
-_STEPS = st.integers(0, 40)
-_INDEXES = st.dictionaries(_STEPS, st.integers(0, 7), max_size=3)
-
-arrivals = st.builds(
-    Arrival,
-    prompt=st.builds(
-        lambda shared, own: COMMON[:shared] + own,
-        st.integers(0, len(COMMON)),
-        st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12),
-    ),
-    max_tokens=st.integers(1, 12),
-    stops=st.booleans(),
-    step=st.just(0) | st.integers(0, 30),
-    deadline=st.none() | st.none() | st.integers(0, 60),
-    salt=st.sampled_from(["", "", "", "other"]),
-    priority=st.sampled_from(Priority),
-    client=st.sampled_from("ab"),
-)
-
-shapes = {
-    "arrivals": st.lists(arrivals, min_size=1, max_size=8),
-    "tokens": st.integers(1, 24),
-    "chunk": st.sampled_from([1, 2, 7, 64]),
-    "seqs": st.integers(1, 8),
-    "block_size": st.integers(1, 5),
-    "slack": st.integers(0, 4),
-    "hits": st.lists(st.integers(0, 30) | st.just(30), min_size=1, max_size=4),
-    "pauses": _INDEXES,
-}
-
-quiet = st.builds(Scenario, **shapes, missing_blocks=st.just(0))
-troubled = st.builds(
-    Scenario,
-    **shapes,
-    missing_blocks=st.integers(0, 3),
-    cancels=_INDEXES,
-    stop_strings=_INDEXES,
-    restarts_in_flight=st.sets(_STEPS, max_size=2),
-    restarts_between=st.sets(_STEPS, max_size=2),
-    refusals=st.sets(_STEPS, max_size=8),
-    opening_cancels=_INDEXES,
-    lost_openings=st.sets(_STEPS, max_size=4),
-    restarts_while_opening=st.sets(_STEPS, max_size=1),
-    restarts_when_opened=st.sets(_STEPS, max_size=1),
-)
 
 
 class Trace:
@@ -148,6 +60,9 @@ class Trace:
             block_size=scenario.block_size,
             blocks=num_blocks,
             aging=AGING_STEPS,
+        )
+        limits = dataclasses.replace(
+            limits, cost_curve=scenario.curve, max_step_seconds=scenario.bound
         )
         self.state = SchedulerState(limits)
         self.pool = FakeBlockPool(scenario.block_size, max(1, num_blocks - scenario.missing_blocks))
@@ -250,6 +165,9 @@ class Trace:
             # The answer of the old process may still arrive; it must not matter.
         else:
             record_kv_counts(self.state, self.pool.cache.counts())
+            # A machine that is now faster and now slower than its curve.
+            pace = 1 + (step % 7) / 4
+            record_step_seconds(self.state, batch, pace * batch.predicted_seconds)
         if sampled is None:
             self.seen["refused"] += 1
             self._record(capacity_refused(self.state, batch))
@@ -284,6 +202,26 @@ class Trace:
         assert not any(self.state.requests[row.request_id].is_paused for row in batch.rows)
         for name in {row.request_id for row in batch.rows}:
             assert self.state.requests[name].num_yields <= self.state.requests[name].priority
+        self._check_seconds(batch)
+
+    def _check_seconds(self, batch: TokenRowBatch) -> None:
+        """Check that prompts keep the bound while somebody decodes, and the oldest advances."""
+        curve = self.state.limits.cost_curve
+        new = {each.request_id for each in batch.events if isinstance(each, RequestAdmitted)}
+        old = [row for row in batch.rows if row.request_id not in new]
+        decoding = [row for row in old if len(row.token_ids) == len(row.wanted)]
+        prompts = [row for row in batch.rows if row not in decoding]
+        num_tokens = sum(len(row.token_ids) for row in prompts)
+        expected = curve.step_seconds(
+            len(decoding),
+            batch.num_tokens,
+            sum(row.start_position for row in decoding),
+            sum(row.start_position * len(row.token_ids) for row in prompts),
+        )
+        assert batch.predicted_seconds == expected
+        if num_tokens > 1 and decoding:
+            self.seen["bounded"] += 1
+            assert batch.predicted_seconds <= batch.bound_seconds * (1 + 1e-9)
 
     def _record(self, events: tuple[Event, ...] | list[Event]) -> None:
         for happened in events:
@@ -325,6 +263,7 @@ def test_every_request_gets_the_tokens_of_its_solo_run(scenario: Scenario) -> No
     """Budgets, chunks, block sizes and neighbours change no token, and every request ends."""
     trace = Trace(scenario)
     trace.run()
+    event(f"bounded={trace.seen['bounded'] > 0}")
     event(f"hits={trace.seen['hits'] > 0}")
     event(f"waits={trace.seen['waits'] > 0}")
     for reason in PreemptionReason:

@@ -50,6 +50,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     # Rows with this token are not finite.
     poison_token: int | None = None
     prefix_cache: bool = True
+    # (rows, tokens, context, nanoseconds) of each point of the cost curve.
+    cost_points: tuple[tuple[int, int, int, int], ...] = ()
     is_ready: bool = True
     # Called with each step: before it is computed, and after, before it is answered.
     before_step: Callable[[token_rows_pb2.Step], Awaitable[None]] | None = None
@@ -133,6 +135,12 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
                 block_size=self.block_size,
                 num_blocks=self.num_blocks,
                 num_parameters=7,
+                cost_curve=[
+                    capabilities_pb2.CostPoint(
+                        num_rows=rows, num_tokens=tokens, context_length=context, duration_ns=ns
+                    )
+                    for rows, tokens, context, ns in self.cost_points
+                ],
             )
             reply.build.backend = "fake"
             reply.max_num_seqs = self.max_num_seqs

@@ -130,9 +130,10 @@ def test_a_restart_closes_what_was_opened() -> None:
     """Nothing is left to release, and the request starts from what the new process has."""
     state = state_with(make_limits(), make_request("a", 8))
     open_waiting(state, {"a": 4})
+    record_kv_counts(state, KvCounts(total=32, free=1, evictable=0, shared=0))
     executor_restarted(state)
     state.check_invariants()
-    assert state.to_release == []
+    assert (state.to_release, state.num_blocks_to_release, state.kv_counts) == ([], 0, None)
     assert shape(must_plan(state)) == {"a": (0, 8)}
 
 

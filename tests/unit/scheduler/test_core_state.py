@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,13 +23,24 @@ if TYPE_CHECKING:
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
-@pytest.mark.parametrize("name", Limits.__slots__)
+COUNTS = [n for n in Limits.__slots__ if n not in ("max_step_seconds", "cost_curve")]
+
+
+@pytest.mark.parametrize("name", COUNTS)
 def test_a_limit_below_one_is_refused(name: str) -> None:
     """Each bound by its name."""
-    values = dict.fromkeys(Limits.__slots__, 4)
+    values: dict[str, Any] = dict.fromkeys(COUNTS, 4)
     values[name] = 0
     with pytest.raises(InvalidParameterError, match=rf"\[limits\] {name} must be .* 1, got 0"):
         Limits(**values)
+
+
+@pytest.mark.parametrize("seconds", [-0.1, float("inf"), float("nan")])
+def test_a_bound_on_time_is_finite(seconds: float) -> None:
+    """0 derives it from the curve."""
+    values: dict[str, Any] = dict.fromkeys(COUNTS, 4)
+    with pytest.raises(InvalidParameterError, match="max_step_seconds must be finite"):
+        Limits(**values, max_step_seconds=seconds)
 
 
 def test_the_longest_sequence_is_bounded_by_context_and_pool() -> None:

@@ -107,7 +107,7 @@ def _loop(
     slow_readers: SlowReaders | None = None,
     **limits: int,
 ) -> StepLoop:
-    values = {
+    values: dict[str, Any] = {
         "max_num_batched_tokens": 16, "max_num_seqs": 4, "max_num_waiting": 4, "block_size": 8,
         "num_blocks": 16, "context_length": 64,
     } | limits  # fmt: skip

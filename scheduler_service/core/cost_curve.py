@@ -1,0 +1,186 @@
+"""What a step costs on the executor's machine, from the points that it measured.
+
+The model behind it:
+- Steps of decode rows (one token and one row of logits each) and parts of a prompt (one row, one
+  row of logits) are measured apart, both without a context. Between two points time is linear in
+  tokens; beyond the last one it goes on as steeply; it never falls.
+- A step of both costs what a prompt of all its tokens does, and what its decode rows cost beyond a
+  prompt of as many tokens: their rows of logits.
+- Attention adds the same for each pair of a token and a cached position before its row, for both
+  kinds their own. That is taken from the points behind a context.
+
+Speed alone depends on these numbers. Values only, times in seconds.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class CostPoint:
+    """One measured step of equal rows.
+
+    Attributes:
+        num_rows: Token rows; as many as tokens in a decode step, one in a part of a prompt.
+        num_tokens: Tokens over all rows.
+        context_length: Cached positions before each row.
+        seconds: Time of the step in the executor.
+    """
+
+    num_rows: int
+    num_tokens: int
+    context_length: int
+    seconds: float
+
+    @property
+    def is_decode(self) -> bool:
+        """True where each row has one token."""
+        return self.num_rows == self.num_tokens
+
+
+class _Line:
+    """A non-falling function of the number of tokens, linear between points, 0 at 0 tokens."""
+
+    __slots__ = ("_slope", "seconds", "tokens")
+
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        self.tokens: list[int] = []
+        self.seconds: list[float] = []
+        least = 0.0
+        for num_tokens, seconds in sorted(points):
+            least = max(least, seconds)
+            if self.tokens and self.tokens[-1] == num_tokens:
+                self.seconds[-1] = least
+            else:
+                self.tokens.append(num_tokens)
+                self.seconds.append(least)
+        self._slope = 0.0
+        if len(self.tokens) > 1:
+            # Over the later half: the last two points alone are noise.
+            first = (len(self.tokens) - 1) // 2
+            width = self.tokens[-1] - self.tokens[first]
+            self._slope = (self.seconds[-1] - self.seconds[first]) / width
+        elif self.tokens:
+            self._slope = self.seconds[0] / self.tokens[0]
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens)
+
+    def at(self, num_tokens: int) -> float:
+        if num_tokens <= 0 or not self.tokens:
+            return 0.0
+        index = bisect.bisect_left(self.tokens, num_tokens)
+        if index == len(self.tokens):
+            return self.seconds[-1] + (num_tokens - self.tokens[-1]) * self._slope
+        after = self.seconds[index]
+        if index == 0 or self.tokens[index] == num_tokens:
+            # Fewer tokens than were ever measured cost no less: weights are read all the same.
+            return after
+        width = self.tokens[index] - self.tokens[index - 1]
+        share = (num_tokens - self.tokens[index - 1]) / width
+        return self.seconds[index - 1] + share * (after - self.seconds[index - 1])
+
+
+class CostCurve:
+    """Expected seconds of steps. Empty where nothing was measured; then all costs are 0."""
+
+    __slots__ = ("_decode", "_decode_position", "_prompt", "_prompt_position", "points")
+
+    def __init__(self, points: Iterable[CostPoint] = ()) -> None:
+        """Fit the points; those that make no sense are left out."""
+        self.points: Final = tuple(
+            point
+            for point in points
+            if 1 <= point.num_rows <= point.num_tokens and 0 < point.seconds < float("inf")
+        )
+        decode = [point for point in self.points if point.is_decode]
+        # One row of one token begins both kinds.
+        prompt = [point for point in self.points if point.num_rows == 1]
+        self._decode = _line(decode)
+        self._prompt = _line(prompt)
+        if len(self._prompt.tokens) < 2:
+            self._prompt = self._decode
+        if not self._decode:
+            self._decode = self._prompt
+        self._decode_position = _position_seconds(decode, self._decode)
+        longer = [point for point in prompt if not point.is_decode]
+        self._prompt_position = _position_seconds(longer, self._prompt) or self._decode_position
+
+    def __bool__(self) -> bool:
+        return bool(self._decode)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CostCurve) and self.points == other.points
+
+    def __hash__(self) -> int:
+        return hash(self.points)
+
+    @property
+    def prompt_sizes(self) -> Sequence[int]:
+        """Tokens of a step at which the curve may bend."""
+        return self._prompt.tokens
+
+    def step_seconds(
+        self,
+        num_decode_rows: int,
+        num_tokens: int,
+        num_positions: int = 0,
+        num_prompt_positions: int = 0,
+    ) -> float:
+        """Return the seconds of a step.
+
+        Args:
+            num_decode_rows: Tokens with a row of logits each: those of decode rows, and of rows
+                that verify a draft.
+            num_tokens: All tokens of the step, these included.
+            num_positions: Cached positions before the decode rows, in all.
+            num_prompt_positions: For each token of a prompt the cached positions before its row,
+                in all.
+        """
+        decode = self._decode.at(num_decode_rows)
+        attention = num_positions * self._decode_position
+        if num_tokens <= num_decode_rows:
+            return decode + attention
+        logits = max(0.0, decode - self._prompt.at(num_decode_rows))
+        together = max(decode, self._prompt.at(num_tokens) + logits)
+        return together + attention + num_prompt_positions * self._prompt_position
+
+    def marginal_seconds(self, num_decode_rows: int, num_positions: int = 0) -> float:
+        """Return what one more decode row adds, behind a context of its own of that length."""
+        more = self._decode.at(num_decode_rows + 1) - self._decode.at(num_decode_rows)
+        return more + num_positions * self._decode_position
+
+    def efficient_prompt_tokens(self, share: float) -> int:
+        """Return the fewest measured tokens of a prompt at `share` of the best tokens a second.
+
+        0 where nothing was measured.
+        """
+        line = self._prompt
+        rates = [
+            tokens / seconds for tokens, seconds in zip(line.tokens, line.seconds, strict=True)
+        ]
+        best = max(rates, default=0.0)
+        return next(
+            (t for t, rate in zip(line.tokens, rates, strict=True) if rate >= share * best), 0
+        )
+
+
+def _line(points: Iterable[CostPoint]) -> _Line:
+    return _Line((p.num_tokens, p.seconds) for p in points if p.context_length == 0)
+
+
+def _position_seconds(points: Iterable[CostPoint], line: _Line) -> float:
+    """Return what one cached position adds for one token, over the points behind a context."""
+    positions, extra = 0, 0.0
+    for point in points:
+        if point.context_length:
+            positions += point.num_tokens * point.context_length
+            extra += max(0.0, point.seconds - line.at(point.num_tokens))
+    return extra / positions if positions else 0.0
+
+
+NO_CURVE: Final = CostCurve()
