@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Rises when points are measured in another way.
 FORMAT: Final = 2
+MOST_FILES: Final = 64
 _LOG = logs.get_logger(__name__)
 
 
@@ -87,8 +88,15 @@ class ProfileStore:
         path = self.path(key)
         try:
             write_atomically(path, json.dumps(body, indent=1).encode() + b"\n")
+            self._forget_old()
         except OSError as error:
             _LOG.warning("profile cannot be stored", path=str(path), error=str(error))
+
+    def _forget_old(self) -> None:
+        """Remove all but the latest profiles: builds and models come and go."""
+        files = sorted(self._folder.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
+        for each in files[:-MOST_FILES]:
+            each.unlink(missing_ok=True)
 
 
 def _decode(content: bytes, key: ProfileKey) -> Profile:

@@ -43,7 +43,11 @@ def tune(
         return {}
     begin = clock()
     found: dict[int, str] = {}
-    last_ns = 0
+    one = StepShape(1, 1)
+    if not steps.take(one):
+        return {}
+    steps.run(one)
+    last_ns = clock() - begin
     for rows in ROWS:
         shape = _shape(rows)
         names = backend.choices(rows)
@@ -51,7 +55,7 @@ def tune(
             break
         if len(names) < 2 or shape.num_rows > limits.max_num_seqs:
             continue
-        # Twice the rows may take twice as long; the first step of each way is untimed.
+        # A few more rows may take twice as long; the first step of each way does not count.
         expected = 2 * last_ns * len(names) * (REPEATS + 1)
         if clock() - begin + expected > budget_ns or not steps.take(shape):
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from executor_service.engine.profile import (
     monotone,
 )
 from executor_service.engine.profile_load import load_profile
-from executor_service.engine.profile_store import ProfileKey, ProfileStore
+from executor_service.engine.profile_store import MOST_FILES, ProfileKey, ProfileStore
 
 KEY = ProfileKey("a processor", "cpu", "vnni", 2, "ab12", "cd34", "X1", 256, 512, 4096)
 POINTS = monotone(
@@ -53,6 +54,17 @@ def test_another_machine_build_or_model_has_no_profile(store: ProfileStore, name
     changed: Any = value + 1 if isinstance(value, int) else value + "x"
     other = replace(KEY, **{name: changed})
     assert store.read(other) is None
+
+
+def test_only_the_latest_profiles_are_kept(store: ProfileStore) -> None:
+    keys = [replace(KEY, build=str(number)) for number in range(MOST_FILES + 2)]
+    for number, key in enumerate(keys):
+        store.write(key, PROFILE)
+        os.utime(store.path(key), (number, number))
+    store.write(KEY, PROFILE)
+    found = [key for key in keys if store.read(key) is not None]
+    assert found == keys[3:]
+    assert store.read(KEY) is not None
 
 
 def _swap(store: ProfileStore) -> bytes:

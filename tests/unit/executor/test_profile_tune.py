@@ -46,7 +46,7 @@ class Machine:
 
     def run(self, shape: StepShape) -> None:
         rows = shape.num_tokens
-        name = choice_for(self.chosen[-1], rows) or "default"
+        name = choice_for(self.chosen[-1] if self.chosen else {}, rows) or "default"
         self.runs.append((rows, name))
         is_fast = self.fast.get(rows, "default") == name
         self.now += rows * self.token_ns * (1 if is_fast else 2)
@@ -62,8 +62,8 @@ def test_the_faster_way_is_used_from_then_on() -> None:
         rows: "other" if rows in machine.fast else "default" for rows in ROWS if rows >= 4
     }
     assert machine.chosen[-1] == found
-    # In turns, the first of each untimed.
-    assert machine.runs[:4] == [(4, "default"), (4, "other")] * 2
+    # After a step of one row, in turns.
+    assert machine.runs[:5] == [(1, "default"), *[(4, "default"), (4, "other")] * 2]
 
 
 def test_nothing_to_gain_leaves_the_defaults() -> None:
@@ -80,6 +80,12 @@ def test_the_budget_leaves_larger_steps_alone() -> None:
     assert 64 not in found
     assert choice_for(found, 64) is None
     assert choice_for(found, 5) == "other"
+
+
+def test_a_machine_too_slow_for_its_model_is_asked_for_one_step() -> None:
+    machine = Machine(dict.fromkeys(ROWS, "other"), token_ns=200_000_000)
+    assert tune(machine, machine, LIMITS, machine.clock) == {}
+    assert machine.runs == [(1, "default")]
 
 
 @pytest.mark.parametrize(
