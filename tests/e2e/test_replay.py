@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from scheduler_service.cli import app
 from scheduler_service.client import Client, Completion, GenerationParams
+from scheduler_service.tracing.compare import writings
 from scheduler_service.wire import trace as wire
 from tests.support.services import running_pair
 from tests.support.tiny_model import Storage, write_directory
@@ -122,6 +123,29 @@ def test_provenance_of_every_position_is_the_traces_own_account(
                 assert len(step.sequence_hashes) == mine.num_step_rows
                 paths = {(each.op, each.path) for each in mine.kernel_paths}
                 assert {(each.op, each.path) for each in step.kernel_paths} == paths
+
+
+def test_a_prefix_of_another_request_is_told_of_and_has_its_bits(
+    address: str, tmp_path: Path
+) -> None:
+    rng = random.Random(77)
+    prompt = [rng.randrange(3, 280) for _ in range(50)]
+    params = GenerationParams(max_tokens=12, ignore_eos=True, trace=True, trace_kv=True)
+    with Client(address) as client:
+        first = client.complete(prompt, params)
+        second = client.complete([*prompt, 9, 8, 7], params)
+    assert (first.usage.num_cached_tokens, second.usage.num_cached_tokens) == (0, 48)
+    own, shared = wire.read(first.trace), wire.read(second.trace)
+    writers = [block.writer_hash for block in shared.blocks]
+    assert writers[:3] == [own.blocks[0].writer_hash] * 3
+    assert writers[3] not in writers[:3]
+    assert [block.steps for block in shared.blocks[:3]] == [block.steps for block in own.blocks[:3]]
+    assert [each.is_shared for each in writings(shared).values()] == [True] * 48 + [False] * 16
+    path = tmp_path / "t.isotrace"
+    path.write_bytes(second.trace)
+    result = _run("replay", path, "--address", address)
+    assert result.exit_code == 0, result.output
+    assert "64 positions of keys and values" in result.stdout
 
 
 def test_a_trace_that_was_tampered_with_is_told_apart(

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from executor_service.engine.model_runner import ModelRunner
+from executor_service.engine.provenance_report import opening_handle
 from executor_service.engine.session import Opening, Session
 from executor_service.engine.step_request import Limits, StepAnswer
 from executor_service.errors import RecordNotKeptError
+from executor_service.kv_cache.chain import CacheIdentity, Chains
 from executor_service.kv_cache.manager import KvCacheManager
+from executor_service.kv_cache.prefix_index import PrefixIndex
 from tests.support.fake_backend import FakeBackend
 from tests.support.steps import Row, step_request
 
@@ -25,15 +28,16 @@ class _World:
 
     def __init__(self) -> None:
         backend = FakeBackend(8)
-        cache = KvCacheManager(8, 16, backend.zero_blocks)
+        index = PrefixIndex(Chains(CacheIdentity("X1", "f16", "w", "c", 16)))
+        cache = KvCacheManager(8, 16, backend.zero_blocks, index)
         self.session = Session("toy", ModelRunner(("embed",), backend), cache, LIMITS)
         self.ticket = self.session.start(10)
         self.step_id = 0
 
-    def open(self, *sequence_ids: int) -> None:
-        no_tokens = np.zeros(0, np.int32)
-        openings = [Opening(each, 0, "", "", no_tokens, 0) for each in sequence_ids]
-        self.session.open(self.ticket, openings)
+    def open(self, *sequence_ids: int, tokens: tuple[int, ...] = ()) -> list[int]:
+        known = np.array(tokens, np.int32)
+        openings = [Opening(each, 0, "", "", known, len(tokens)) for each in sequence_ids]
+        return self.session.open(self.ticket, openings)
 
     def step(self, *rows: Row) -> StepAnswer:
         self.step_id += 1
@@ -83,3 +87,41 @@ def test_a_step_gives_a_handle_where_it_is_asked_for() -> None:
     handle = world.session.step(world.ticket, request, 0).provenance_handle
     (step,) = world.session.provenance_of(handle).steps
     assert (step.record.step_id, step.record.num_tokens, step.record.scheduler_epoch) == (2, 2, 10)
+
+
+def test_a_shared_prefix_keeps_the_record_of_who_wrote_it() -> None:
+    prompt = tuple(range(20, 60))
+    world = _World()
+    world.open(1)
+    world.step(Row(1, prompt[:20]))
+    world.step(Row(1, prompt[20:], 20))
+    writer = world.session.provenance(1, 0).blocks[0].writer_hash
+    world.session.release(world.ticket, [1])
+    assert world.open(2, tokens=(*prompt, 7, 8)) == [32]
+    handle = opening_handle(2, 32)
+    before = world.session.provenance_of(handle)
+    assert [block.writer_hash for block in before.blocks] == [writer, writer]
+    assert [step.record.step_id for step in before.steps] == [1, 2]
+    assert before.blocks[1].position_steps == (0,) * 4 + (1,) * 12
+    world.step(Row(2, (*prompt[32:], 7, 8), 32))
+    whole = world.session.provenance(2, 0)
+    mine = whole.blocks[2].writer_hash
+    assert [block.writer_hash for block in whole.blocks] == [writer, writer, mine]
+    assert mine != writer
+    # The handle names the cached positions alone, whatever the sequence computed since.
+    assert len(world.session.provenance_of(handle).blocks) == 2
+
+
+def test_a_block_that_is_taken_over_forgets_its_writer() -> None:
+    world = _World()
+    world.open(1)
+    world.step(Row(1, (21,) * 64))
+    world.session.release(world.ticket, [1])
+    world.open(2)
+    world.step(Row(2, (5,) * 60))
+    # More than the free blocks: some of the first one's are taken.
+    world.step(Row(2, (5,) * 40, 60))
+    report = world.session.provenance(2, 0)
+    (mine,) = {block.writer_hash for block in report.blocks}
+    assert {each for step in report.steps for each in step.sequence_hashes} == {mine}
+    assert [step.record.step_id for step in report.steps] == [2, 3]
