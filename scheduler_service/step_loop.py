@@ -123,10 +123,10 @@ class StepLoop:
         that get too far ahead of their clients; None pauses nobody.
         """
         self.state = SchedulerState(limits, model=model.model_id)
-        self._tracer = Tracer(metrics.trace_bytes.inc)
+        self.tracer = Tracer(metrics.trace_bytes.inc)
         if slow_readers is None:
             slow_readers = SlowReaders(sys.maxsize, math.inf)
-        self.fan_out = FanOut(totals, slow_readers, self._tracer.end)
+        self.fan_out = FanOut(totals, slow_readers, self.tracer.end)
         # True once a step of the present session was answered.
         self.has_progressed = False
         self._model = model
@@ -155,7 +155,7 @@ class StepLoop:
         for stream in streams:
             self.fan_out.open(stream)
             if stream.recorder is not None:
-                self._tracer.open(stream.recorder)
+                self.tracer.open(stream.recorder)
             stream.on_drained = partial(self._drained, stream.request.request_id)
         self._update_gauges()
         self._wake.set()
@@ -230,7 +230,7 @@ class StepLoop:
         try:
             await self._run(session)
         finally:
-            self._tracer.lose()
+            self.tracer.lose()
 
     async def _run(self, session: ExecutorSession) -> None:
         while True:
@@ -282,10 +282,8 @@ class StepLoop:
         opening_seconds: float,
     ) -> None:
         logs.bind(step_id=batch.step_id)
-        questions = self._sampler.questions(
-            batch, self.fan_out.digest_ids, self._tracer.request_ids
-        )
-        await self._tracer.release(batch.released_sequence_ids, session)
+        questions = self._sampler.questions(batch, self.fan_out.digest_ids, self.tracer.request_ids)
+        await self.tracer.release(batch.released_sequence_ids, session)
         message = wire.step(batch, questions)
         planned = self._clock()
         await session.write(message)
@@ -293,7 +291,7 @@ class StepLoop:
         self._dispatch()
         fanned_out = self._clock()
         response = await session.read()
-        is_traced = self._tracer.wants(batch)
+        is_traced = self.tracer.wants(batch)
         reply = wire.read_step(
             response, batch, questions, self._model.vocab_size, wants_paths=is_traced
         )
@@ -306,7 +304,7 @@ class StepLoop:
             record_step_seconds(self.state, batch, reply.executor_seconds)
             events = apply(self.state, batch, sampled.rows)
             if is_traced:
-                self._tracer.record(
+                self.tracer.record(
                     batch, reply.answer, events,
                     written=written, answered=answered, executor_seconds=reply.executor_seconds,
                 )  # fmt: skip

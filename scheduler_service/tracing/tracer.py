@@ -41,6 +41,11 @@ class Tracer:
         """Live requests that are traced."""
         return self._live.keys()
 
+    @property
+    def is_idle(self) -> bool:
+        """True while no trace is open."""
+        return not self._live and not self._held
+
     def open(self, recorder: Recorder) -> None:
         """Trace a request that was just submitted."""
         self._live[recorder.request.request_id] = recorder

@@ -11,6 +11,7 @@ from isobatch.executor.v1 import token_rows_pb2
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from scheduler_service.core import SamplingParams
+from scheduler_service.wire.trace import read as read_trace
 from tests.support.fake_executor import DropSession, FakeExecutor
 from tests.support.scheduler_harness import Harness, running
 from tests.support.tiny_tokenizer import vocab_size
@@ -54,16 +55,24 @@ async def _client(harness: Harness, seed: int) -> str:
         token_ids=pb.TokenIds(ids=prompt),
         sampling=sampling_pb2.SamplingParams(temperature=1.0, seed=seed),
         stopping=sampling_pb2.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
+        trace=seed % 3 > 0,
+        trace_kv=seed % 3 == 2,
     )
     tokens: list[int] = []
+    pieces: list[bytes] = []
     try:
         async for event in call:
+            pieces.append(getattr(event, event.WhichOneof("event")).trace)
             if event.WhichOneof("event") == "delta":
                 assert event.delta.start_index == len(tokens)
                 tokens += event.delta.token_ids
                 assert tokens == expected[: len(tokens)]
             elif event.WhichOneof("event") == "finished":
                 assert tokens == expected
+                if seed % 3:
+                    trace = read_trace(b"".join(pieces))
+                    assert [token.token_id for token, _ in trace.tokens] == expected
+                    assert trace.end is not None
                 return "finished"
             if patience is not None and len(tokens) >= patience:
                 call.cancel()
@@ -99,3 +108,4 @@ async def test_streams_survive_every_trouble_with_the_same_tokens(seed: int) -> 
         assert served is not None
         served.loop.state.check_invariants()
         assert not served.loop.fan_out.streams
+        assert served.loop.tracer.is_idle
