@@ -29,7 +29,8 @@ def load_profile(
     """Return the profile in force.
 
     `mode` auto takes the stored profile and measures where there is none; measure always measures;
-    off has none; stored, which is not for users, never measures. What was measured is stored.
+    off has none; stored, which is not for users, never measures. What was measured is stored. A
+    measurement that fails is a log line: steps of users may be others than the one that failed.
     """
     if mode == OFF:
         return Profile()
@@ -37,7 +38,11 @@ def load_profile(
     if stored is not None or mode == STORED:
         return stored or Profile()
     begin = time.monotonic()
-    profile = replace(measure(), origin=MEASURED, measured_at=int(now()))
+    try:
+        profile = replace(measure(), origin=MEASURED, measured_at=int(now()))
+    except Exception as error:
+        _LOG.warning("profile cannot be measured", error=f"{type(error).__name__}: {error}")
+        return Profile()
     if not profile.points:
         _LOG.warning("profile cannot be measured: the cache has no room for a step")
         return Profile()

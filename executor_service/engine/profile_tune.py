@@ -41,6 +41,20 @@ def tune(
     """
     if not isinstance(backend, Tunable):
         return {}
+    try:
+        found = _compare(backend, steps, limits, clock, budget_ns)
+    except BaseException:
+        backend.choose({})
+        raise
+    if all(name == backend.choices(rows)[0] for rows, name in found.items()):
+        found = {}
+    backend.choose(found)
+    return found
+
+
+def _compare(
+    backend: Tunable, steps: Steps, limits: Limits, clock: Clock, budget_ns: int
+) -> dict[int, str]:
     begin = clock()
     found: dict[int, str] = {}
     one = StepShape(1, 1)
@@ -69,9 +83,6 @@ def tune(
                     durations[name].append(clock() - started)
         found[rows] = fastest(durations, names[0])
         last_ns = min(map(min, durations.values()))
-    if all(name == backend.choices(rows)[0] for rows, name in found.items()):
-        found = {}
-    backend.choose(found)
     return found
 
 

@@ -153,3 +153,15 @@ def test_stored_never_measures(store: ProfileStore) -> None:
     store.write(KEY, PROFILE)
     assert load_profile("stored", KEY, store, measure) == replace(PROFILE, origin=STORED)
     assert measure.times == 0
+
+
+def test_a_measurement_that_fails_is_a_log_line(
+    store: ProfileStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Profile:
+        raise RuntimeError("a broken step")
+
+    with caplog.at_level(logging.WARNING):
+        assert load_profile("auto", KEY, store, fail) == Profile(OFF)
+    assert "profile cannot be measured" in caplog.text
+    assert store.read(KEY) is None

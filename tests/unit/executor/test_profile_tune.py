@@ -28,6 +28,7 @@ class Machine:
     chosen: list[dict[int, str]] = field(default_factory=list)
     runs: list[tuple[int, str]] = field(default_factory=list)
     no_room_for: int = 0
+    fail_at: int = 0
 
     def choices(self, num_rows: int) -> Sequence[str]:
         return ("default", "other") if num_rows >= 4 else ("default",)
@@ -46,6 +47,8 @@ class Machine:
 
     def run(self, shape: StepShape) -> None:
         rows = shape.num_tokens
+        if rows == self.fail_at:
+            raise RuntimeError("a broken step")
         name = choice_for(self.chosen[-1] if self.chosen else {}, rows) or "default"
         self.runs.append((rows, name))
         is_fast = self.fast.get(rows, "default") == name
@@ -104,6 +107,13 @@ def test_limits(limits: Limits, rows: list[int]) -> None:
 def test_a_cache_without_room_ends_it() -> None:
     machine = Machine(dict.fromkeys(ROWS, "other"), no_room_for=8)
     assert list(tune(machine, machine, LIMITS, machine.clock)) == [4, 6]
+
+
+def test_a_step_that_fails_leaves_the_defaults() -> None:
+    machine = Machine({}, fail_at=8)
+    with pytest.raises(RuntimeError, match="broken"):
+        tune(machine, machine, LIMITS, machine.clock)
+    assert machine.chosen[-2:] == [{8: "default"}, {}]
 
 
 def test_a_backend_without_a_choice() -> None:
