@@ -1,7 +1,7 @@
 """How the command line fails: exit codes, and errors shown as text or JSON.
 
 0   done
-1   the server or a child process failed
+1   the server or a child process failed; of explain and replay also: the runs differ
 2   wrong usage
 3   no server answers, or it is overloaded; trying again later may help
 4   the request is not valid; trying again will not help

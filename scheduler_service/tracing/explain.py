@@ -158,15 +158,22 @@ def _paths(paths: tuple[KernelPath, ...]) -> str:
 
 
 def _why(a: Trace, x: Writing, y: Writing, differences: list[PathDifference]) -> str:
-    if not differences:
-        return (
-            "The kernel paths are the same on both sides, so this is a fault: please report it "
-            "with both traces."
-        )
     ops = ", ".join(each.op for each in differences)
+    is_exact = a.header.numeric_class.startswith(_EXACT)
+    if not differences:
+        if is_exact or x.num_step_tokens == y.num_step_tokens:
+            return (
+                "The kernel paths are the same on both sides, so this is a fault: please report "
+                "it with both traces."
+            )
+        return (
+            f"The kernel paths have the same names on both sides. In class "
+            f"{a.header.numeric_class} the number of rows ({x.num_step_tokens} in A, "
+            f"{y.num_step_tokens} in B) may choose other kernels behind a name, and it did."
+        )
     if x.num_step_tokens == y.num_step_tokens:
         return f"So the runs part because {ops} took other kernels there."
-    if a.header.numeric_class.startswith(_EXACT):
+    if is_exact:
         return (
             f"{ops} took other kernels there, which must not matter in an exact class: this is a "
             "fault, please report it with both traces."

@@ -81,8 +81,15 @@ def test_an_equal_cache_leaves_what_follows_the_last_layer() -> None:
     assert "linear: A ran gemv (vnni) x 8, gemm (vnni) x 1, B ran gemv (vnni) x 8, gemv" in text
 
 
-def test_equal_paths_with_other_bits_are_called_a_fault() -> None:
-    assert "please report it" in _text(make_trace(TOKENS, bad_kv_from=20, bad_logits_from=9), ALONE)
+def test_equal_paths_with_other_bits_are_a_fault_or_a_choice_behind_a_name() -> None:
+    faulty = make_trace(TOKENS, bad_kv_from=20, bad_logits_from=9)
+    assert "please report it" in _text(faulty, ALONE)
+    # A crowd below the threshold: the path is the same, the number of rows is not.
+    crowded = make_trace(TOKENS, bad_kv_from=20, bad_logits_from=9, crowds={9: (2,)})
+    text = _text(crowded, ALONE)
+    assert "the number of rows (3 in A, 1 in B) may choose other kernels behind a name" in text
+    exact = [replace(each, header=replace(HEADER, numeric_class="X1")) for each in (crowded, ALONE)]
+    assert "please report it" in _text(*exact)
 
 
 def test_in_an_exact_class_other_kernels_are_no_excuse() -> None:
