@@ -27,7 +27,9 @@ MAX_REPEATS: Final = 9
 CHEAP_SHARE: Final = 40
 CHEAP_TURNS: Final = 3
 # Every step has the kernels of its own size; these cover each of their shapes.
-DECODE_ROWS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+# More decode rows than these would leave buffers for logits behind that few loads need; beyond them
+# the curve goes on as steeply.
+DECODE_ROWS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 PROMPT_TOKENS: Final = (16, 32, 64, 128, 256, 512)
 CONTEXTS: Final = (0, 512, 2048)
 # Behind a context, attention adds the same for each row and position, so few shapes are enough;
@@ -39,8 +41,8 @@ CONTEXT_PROMPT_TOKENS: Final[Mapping[int, tuple[int, ...]]] = {512: (128,), 2048
 def shapes(limits: Limits, num_blocks: int, block_size: int) -> list[StepShape]:
     """Return the shapes to time that limits and cache allow, those that matter most first.
 
-    A machine that is slow for its model gets through the
-    first ones alone: they span the curve, and the others refine it.
+    A machine that is slow for its model gets through the first ones alone: they span the curve, and
+    the others refine it.
     """
     wanted = [StepShape(rows, rows) for rows in DECODE_ROWS]
     wanted += [StepShape(1, tokens) for tokens in PROMPT_TOKENS]
