@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isobatch_kernels import _cpu
+from isobatch_kernels.blocks import block_shape, check_block
 from isobatch_kernels.cpu_tuning import panel_choices, panel_limits
 from isobatch_kernels.kernel_policy import EXACT
 from isobatch_kernels.paths import PathCounter
@@ -172,9 +173,7 @@ class CpuBackend:
 
     def read_block(self, block_id: int) -> npt.NDArray[np.uint16]:
         """Bits of a block: (num_layers, 2, num_kv_heads, block_size, head_dim) fp16."""
-        dims = self._dimensions
-        shape = (dims.num_layers, 2, dims.num_kv_heads, self._limits.block_size, dims.head_dim)
-        out = np.empty(shape, dtype=np.uint16)
+        out = np.empty(block_shape(self._dimensions, self._limits.block_size), dtype=np.uint16)
         self._open_engine().read_block(block_id, out.reshape(-1))
         return out
 
@@ -185,6 +184,11 @@ class CpuBackend:
     def choose(self, choices: Mapping[int, str]) -> None:
         """Uses these ways from now on (`tuning.Tunable`)."""
         self._open_engine().set_panel_limits(panel_limits(choices))
+
+    def write_block(self, block_id: int, bits: npt.NDArray[np.uint16]) -> None:
+        """Puts bits of `read_block` back; raises ValueError for another shape or block."""
+        check_block(bits, block_shape(self._dimensions, self._limits.block_size))
+        self._open_engine().write_block(block_id, np.ascontiguousarray(bits).reshape(-1))
 
     def set_flush_subnormals(self, flush: bool) -> None:
         """Makes all threads flush subnormal numbers (for tests: no result may change)."""

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from isobatch_kernels.blocks import block_shape, check_block
 from isobatch_kernels.cuda.launch import Launcher
 from isobatch_kernels.cuda.logits import DeviceLogits
 from isobatch_kernels.cuda.program import Run, Stages
@@ -146,6 +147,25 @@ class CudaBackend:
         keys = raw[:, 0].reshape(*heads, dims.head_dim // 8, slots, 8).transpose(0, 1, 3, 2, 4)
         values = raw[:, 1].reshape(*heads, slots, dims.head_dim)
         return np.stack([keys.reshape(values.shape), values], axis=1)
+
+    def write_block(self, block_id: int, bits: npt.NDArray[np.uint16]) -> None:
+        """Puts bits of `read_block` back; raises ValueError for another shape or block."""
+        dims, slots = self._dimensions, self._limits.block_size
+        cache = self._open_cache()
+        check_block(bits, block_shape(dims, slots))
+        if not 0 <= block_id < self._limits.num_blocks:
+            raise ValueError(f"[cuda] block ids must lie in the pool, got {block_id}")
+        heads = (dims.num_layers, dims.num_kv_heads)
+        keys = bits[:, 0].reshape(*heads, slots, dims.head_dim // 8, 8).transpose(0, 1, 3, 2, 4)
+        values = bits[:, 1].reshape(keys.shape)
+        layers = 2 * dims.num_layers
+        own = np.stack([keys, values], axis=1).view(np.float16).reshape(layers, -1)
+        block = mx.array(np.array([block_id], np.int32))
+        mx.eval(
+            self._launcher.run(
+                "write_block", [cache, mx.array(own), block], [((1,), mx.int32)], (1, layers, 1)
+            )
+        )
 
     def close(self) -> None:
         """Frees memory, once no result's arrays are in use any more."""

@@ -229,6 +229,10 @@ class MetalBackend:
         """Bits of a block: (num_layers, 2, num_kv_heads, block_size, head_dim) fp16."""
         return self._pool.read_block(block_id)
 
+    def write_block(self, block_id: int, bits: npt.NDArray[np.uint16]) -> None:
+        """Puts bits of `read_block` back; raises ValueError for another shape or block."""
+        self._pool.write_block(block_id, bits)
+
     def close(self) -> None:
         """Lets go of weights and cache; nothing runs afterwards."""
         self._program = replace(self._program, buffers=(), ops=())

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from isobatch_kernels import _cpu
+from isobatch_kernels.blocks import check_block
 from isobatch_kernels.mlx_weights import MlxMatrix
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import (
@@ -156,6 +157,16 @@ class MlxBackend:
         """Bits of a block: (num_layers, 2, num_kv_heads, block_size, head_dim) fp16."""
         pairs = [mx.stack([k[block_id], v[block_id]]) for k, v in self._pages()]
         return np.array(mx.stack(pairs)).view(np.uint16)
+
+    def write_block(self, block_id: int, bits: npt.NDArray[np.uint16]) -> None:
+        """Puts bits of `read_block` back; raises ValueError for another shape or block."""
+        pages = self._keys[0].shape
+        check_block(bits, (len(self._keys), 2, *pages[1:]))
+        if not 0 <= block_id < pages[0]:
+            raise ValueError(f"[mlx_backend] block ids must lie in the pool, got {block_id}")
+        contents = mx.array(np.ascontiguousarray(bits).view(np.float16))
+        for layer, (keys, values) in enumerate(self._pages()):
+            keys[block_id], values[block_id] = contents[layer, 0], contents[layer, 1]
 
     def close(self) -> None:
         """Lets the arrays go."""

@@ -103,9 +103,16 @@ class Backend(Protocol):
         ...
 
     def read_block(self, block_id: int) -> npt.NDArray[np.uint16]:
-        """Contents of a block, for tests and digests.
+        """Contents of a block: to keep elsewhere, for tests and digests.
 
         (num_layers, 2, num_kv_heads, block_size, head_dim) fp16 bits, keys then values.
+        """
+        ...
+
+    def write_block(self, block_id: int, bits: npt.NDArray[np.uint16]) -> None:
+        """Puts contents back that `read_block` gave, perhaps another process's of the same class.
+
+        Raises ValueError for another shape or block.
         """
         ...
 

@@ -101,8 +101,12 @@ def test_a_whole_backend(program: Program) -> None:
             assert a.tobytes() == b.tobytes(), name
     for block in range(40):
         assert cpu.read_block(block).tobytes() == gpu.read_block(block).tobytes()
+    kept = gpu.read_block(19)
     gpu.zero_blocks(np.array([19, 2], np.int32))
     assert not gpu.read_block(19).any()
+    gpu.write_block(19, kept)
+    assert gpu.read_block(19).tobytes() == kept.tobytes()
+    assert not gpu.read_block(2).any()
     assert gpu.read_block(39).any()
     gpu.close()
     with pytest.raises(ValueError, match="got a closed one"):

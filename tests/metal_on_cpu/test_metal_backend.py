@@ -291,6 +291,21 @@ def test_a_malformed_step_is_refused_by_the_same_rule(change: dict[str, Any]) ->
     assert not any(pair.metal.read_block(b).any() for b in (0, 1, 3))
 
 
+def test_a_block_is_put_back_in_another_place() -> None:
+    """Blocks of the CPU's cache, too: both have one class."""
+    pair = Pair(PROGRAM, RUNS["plain"])
+    pair.run(make_step([Row([1] * 20, 0, (4, 9))]))
+    for block, bits in ((30, pair.metal.read_block(4)), (3, pair.cpu.read_block(9))):
+        pair.metal.write_block(block, bits)
+        pair.cpu.write_block(block, bits)
+        assert_same_bits(pair.metal.read_block(block), bits)
+    pair.run(make_step([Row([2], 20, (30, 3))]))
+    with pytest.raises(ValueError, match="block ids must lie in the pool"):
+        pair.metal.write_block(10**6, pair.cpu.read_block(4))
+    with pytest.raises(ValueError, match="bits must be uint16 of shape"):
+        pair.metal.write_block(0, pair.cpu.read_block(4)[:1])
+
+
 def test_a_closed_backend_runs_nothing() -> None:
     """Closing lets go of weights and cache."""
     backend = metal_backend(PROGRAM, RUNS["plain"])

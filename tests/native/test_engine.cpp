@@ -91,6 +91,11 @@ void prefill_without_logits() {
   bool zero = true;
   for (uint16_t h : block) zero = zero && h == 0;
   expect(zero, "a cleared block is zero");
+  engine->read_block(0, block.data());
+  engine->write_block(2, block.data());
+  std::vector<uint16_t> again(block.size());
+  engine->read_block(2, again.data());
+  expect(again == block, "a block can be put in another place");
 }
 
 // Rows that do not fill their last panel, and panels of every size.

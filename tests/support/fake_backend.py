@@ -56,6 +56,9 @@ class FakeBackend:
         halves = self.cache[block_id].view(np.uint16).reshape(self.block_size, 2)
         return np.array(halves.T.reshape(1, 2, 1, self.block_size, 1))
 
+    def write_block(self, block_id: int, bits: npt.NDArray[np.uint16]) -> None:
+        self.cache[block_id] = bits.view(np.int32)
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -183,6 +183,12 @@ void bind_engine(nb::module_& module) {
              engine.read_block(block, out.data());
            },
            nb::arg("block_id"), nb::arg("out"))
+      .def("write_block", [](Engine& engine, int block, In<uint16_t, 1> bits) {
+             const EngineConfig& c = engine.config();
+             expect(bits.size(), (size_t)c.num_layers * 2 * c.num_kv_heads * c.block_size * c.head_dim, "bits");
+             engine.write_block(block, bits.data());
+           },
+           nb::arg("block_id"), nb::arg("bits"))
       .def("set_panel_limits",
            [](Engine& engine, const std::vector<std::pair<int, int>>& limits) {
              std::vector<Engine::PanelLimit> converted;

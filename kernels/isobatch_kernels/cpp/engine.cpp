@@ -286,4 +286,10 @@ void Engine::read_block(int block, uint16_t* out) {
   kv_.read_block(block, out);
 }
 
+void Engine::write_block(int block, const uint16_t* in) {
+  std::lock_guard<std::mutex> lock(running_);
+  require(block >= 0 && block < config_.num_blocks, "block ids must lie in the pool, got " + std::to_string(block));
+  kv_.write_block(block, in);
+}
+
 }  // namespace isobatch

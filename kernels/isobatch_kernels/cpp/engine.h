@@ -79,6 +79,7 @@ class Engine {
 
   void zero_blocks(const int32_t* blocks, int count);
   void read_block(int block, uint16_t* out);
+  void write_block(int block, const uint16_t* in);
   // Steps of up to `rows` rows (and more than the entry before) have panels of at most `most` rows; others the default.
   // A matter of speed alone. `most` 0 is the default too. Throws std::invalid_argument unless rows ascend and
   // `most` is at most kMaxPanelRows.

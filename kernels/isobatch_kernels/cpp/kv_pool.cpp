@@ -38,4 +38,18 @@ void KvPool::read_block(int block, uint16_t* out) const {
   }
 }
 
+void KvPool::write_block(int block, const uint16_t* in) {
+  for (const KvView& view : views_) {
+    const size_t stride = view.block_stride();
+    uint16_t *keys = view.keys + block * stride, *values = view.values + block * stride;
+    for (int head = 0; head < view.num_kv_heads; head++) {
+      for (int slot = 0; slot < view.block_size; slot++) {
+        for (int d = 0; d < view.head_dim; d++) keys[head * view.head_stride() + (size_t)d * view.block_size + slot] = *in++;
+      }
+    }
+    std::memcpy(values, in, stride * sizeof(uint16_t));
+    in += stride;
+  }
+}
+
 }  // namespace isobatch

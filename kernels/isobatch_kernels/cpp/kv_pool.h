@@ -16,6 +16,8 @@ class KvPool {
   void zero_block(int block);
   // Writes (layers, 2, num_kv_heads, block_size, head_dim) fp16 bits, keys then values.
   void read_block(int block, uint16_t* out) const;
+  // Writes a block of every layer from such bits.
+  void write_block(int block, const uint16_t* in);
 
  private:
   std::vector<AlignedBuffer> memory_;

@@ -53,3 +53,17 @@
   for (int i = threadIdx.x; i < size / 2; i += 256) at[i] = 0u;
   if (threadIdx.x == 0 && blockIdx.y == 0) done[blockIdx.x] = 1;
 }
+
+// @kernel write_block
+// @inputs cache bits block
+// @outputs done
+// Puts a block's contents, as halves (2 * layers, size) in the cache's own order, in every layer, in place.
+// Blocks (1, 2 * layers) of 256.
+{
+  const size_t size = cache_shape[3];
+  uint32_t* at = reinterpret_cast<uint32_t*>(const_cast<__half*>(reinterpret_cast<const __half*>(cache)) +
+                                             ((size_t)blockIdx.y * cache_shape[2] + block[0]) * size);
+  const uint32_t* from = reinterpret_cast<const uint32_t*>(bits) + blockIdx.y * (size / 2);
+  for (int i = threadIdx.x; i < size / 2; i += 256) at[i] = from[i];
+  if (threadIdx.x == 0 && blockIdx.y == 0) done[0] = 1;
+}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from isobatch_kernels.blocks import check_block
+
 if TYPE_CHECKING:
     from isobatch_kernels.metal.arrays import ArrayLibrary, LibraryArray
     from isobatch_kernels.program import Dimensions
@@ -117,6 +119,20 @@ class KeyValuePool:
             flat = by_vector.transpose(0, 2, 1, 3).reshape(z.num_kv_heads, z.block_size, z.head_dim)
             out.append(np.stack([flat, values.reshape(flat.shape)]))
         return np.stack(out)
+
+    def write_block(self, block: int, bits: npt.NDArray[np.uint16]) -> None:
+        """The inverse of `read_block`."""
+        z = self.layout
+        shape = (len(self._layers), 2, z.num_kv_heads, z.block_size, z.head_dim)
+        check_block(bits, shape)
+        if not 0 <= block < z.num_blocks:
+            raise ValueError(f"[metal] block ids must lie in the pool, got {block}")
+        rows = z.rows_of_block(block)
+        for layer, (keys, values) in enumerate(bits):
+            by_vector = keys.reshape(z.num_kv_heads, z.block_size, z.vectors, z.vector)
+            data = np.concatenate([by_vector.transpose(0, 2, 1, 3).reshape(-1), values.reshape(-1)])
+            contents = data.view(np.float16).reshape(len(rows), z.vector)
+            self.write(layer, self._arrays.array(rows), self._arrays.array(contents))
 
 
 def pool_layout(dimensions: Dimensions, num_blocks: int, block_size: int) -> PoolLayout:

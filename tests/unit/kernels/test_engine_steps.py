@@ -120,9 +120,29 @@ def test_blocks_are_zeroed_and_read_back() -> None:
     assert not backend.read_block(4).any()
     assert (backend.read_block(9) == kept).all()
     assert kept.shape == (2, 2, 2, 16, 24)
-    for call in (backend.read_block, lambda b: backend.zero_blocks(np.array([b], np.int32))):
+    for call in (
+        backend.read_block,
+        lambda b: backend.zero_blocks(np.array([b], np.int32)),
+        lambda b: backend.write_block(b, kept),
+    ):
         with pytest.raises(ValueError, match="block ids must lie in the pool, got 64"):
             call(64)
+
+
+def test_a_block_is_put_back_in_another_place() -> None:
+    """The next step reads it there, and its results are those of the place it came from."""
+    backend = make_backend(PROGRAM, FASTEST)
+    backend.run(make_step([Row([1] * 20, 0, (4, 9))]))
+    kept = [backend.read_block(block) for block in (4, 9)]
+    expected = backend.run(make_step([Row([2], 20, (4, 9))])).logits.tobytes()
+    other = make_backend(PROGRAM, FASTEST)
+    for block, contents in zip((30, 3), kept, strict=True):
+        other.write_block(block, contents)
+        assert (other.read_block(block) == contents).all()
+    assert not other.read_block(4).any()
+    assert other.run(make_step([Row([2], 20, (30, 3))])).logits.tobytes() == expected
+    with pytest.raises(ValueError, match="bits must be uint16 of shape"):
+        other.write_block(0, kept[0][:1])
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,10 @@ def test_it_is_near_the_native_float_classes(change: dict[str, Any]) -> None:
     mlx.zero_blocks(np.array([3, 5], np.int32))
     assert not mlx.read_block(3).any()
     assert mlx.read_block(7).any()
+    mlx.write_block(3, mlx.read_block(7))
+    assert (mlx.read_block(3) == mlx.read_block(7)).all()
+    with pytest.raises(ValueError, match="bits must be uint16 of shape"):
+        mlx.write_block(3, mlx.read_block(7)[:1])
     mlx.close()
 
 
