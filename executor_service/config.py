@@ -34,6 +34,10 @@ class ExecutorConfig:
     kv_memory_mb: int = 0
     # Whether sequences share the blocks of equal beginnings (engine).
     prefix_cache: bool = True
+    # Disk for cached blocks that leave memory, in MB (10^6 bytes); 0 for none (engine).
+    prefix_disk_mb: int = 0
+    # Its folder; empty for one in the user's cache folder (engine).
+    prefix_disk_dir: str = ""
     # Most token rows of a step (engine).
     max_num_seqs: int = 256
     # Most tokens of a step (engine).
@@ -74,6 +78,10 @@ class ExecutorConfig:
                  self.metrics_port)  # fmt: skip
         _require(self.kv_memory_mb >= 0, "kv_memory_mb", "must be at least 0", self.kv_memory_mb)
         _require(self.activations in (8, 12), "activations", "must be 12 or 8", self.activations)
+        _require(self.prefix_disk_mb >= 0, "prefix_disk_mb", "must be at least 0",
+                 self.prefix_disk_mb)  # fmt: skip
+        _require(self.prefix_cache or not self.prefix_disk_mb, "prefix_disk_mb",
+                 "must be 0 without prefix_cache", self.prefix_disk_mb)  # fmt: skip
         _require(0 <= self.threads <= 1024, "threads", "must be in 0..1024", self.threads)
         _require(0 <= self.drain_seconds < float("inf"), "drain_seconds",
                  "must be a finite number of at least 0", self.drain_seconds)  # fmt: skip
@@ -109,6 +117,8 @@ HELP: Final[Mapping[str, str]] = {
     "metrics_port": "port of /metrics on 127.0.0.1; 0 for none",
     "kv_memory_mb": "memory of the key/value cache in MiB; 0 sizes it to model and machine",
     "prefix_cache": "whether sequences share the cached state of equal beginnings: true or false",
+    "prefix_disk_mb": "disk for cached state that leaves memory, in MB; 0 for none",
+    "prefix_disk_dir": "folder of prefix_disk_mb; empty for one in the user's cache folder",
     "max_num_seqs": "most token rows of a step",
     "max_num_batched_tokens": "most tokens of a step",
     "backend": f"what computes: {', '.join(BACKENDS)}; auto takes a GPU before the CPU",

@@ -203,7 +203,7 @@ class _MetricsPage:
         self._port = config.metrics_port
         self._metrics = Metrics(engine.capabilities, engine.kv_pool_bytes, engine.weight_bytes)
         model_id = engine.capabilities.model.model_id
-        PrefixCacheCollector(self._metrics.registry, model_id, engine.prefix_counts)
+        PrefixCacheCollector(self._metrics.registry, model_id, engine.prefixes)
 
     def __enter__(self) -> Metrics:
         if self._port:

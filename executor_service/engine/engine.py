@@ -21,6 +21,7 @@ from executor_service.engine.capabilities import (
     package_version,
 )
 from executor_service.engine.model_runner import ModelRunner
+from executor_service.engine.prefix_cache import PrefixCache, build_prefix_cache
 from executor_service.engine.profile import OFF, STORED
 from executor_service.engine.profile_load import load_profile
 from executor_service.engine.profile_measure import measure
@@ -32,9 +33,8 @@ from executor_service.engine.step_request import Limits
 from executor_service.engine.warmup import warm_up
 from executor_service.engine.weight_bytes import WeightBytes, weight_bytes
 from executor_service.errors import ConfigError, ModelError
-from executor_service.kv_cache.chain import CacheIdentity, Chains
+from executor_service.kv_cache.chain import CacheIdentity
 from executor_service.kv_cache.manager import KvCacheManager
-from executor_service.kv_cache.prefix_index import PrefixCounts, PrefixIndex
 from executor_service.kv_cache.sizing import block_bytes, num_blocks
 from executor_service.models.cache import cache_folder
 from executor_service.models.load import load_model
@@ -93,10 +93,12 @@ class Engine:
     weight_bytes: WeightBytes
     speed: SpeedCheck
     profile_file: Path  # which may not exist
-    prefix_counts: PrefixCounts
+    prefixes: PrefixCache
 
     def close(self) -> None:
-        """Stop the backend's threads and free its memory."""
+        """Bring cached blocks to disk, stop the backend's threads and free its memory."""
+        self.session.end()
+        self.prefixes.close()
         self.backend.close()
 
 
@@ -157,8 +159,8 @@ def build_engine(
     identity = CacheIdentity(
         class_id, KV_CLASS, model.weights_digest, config_digest(model.config), BLOCK_SIZE
     )
-    index = PrefixIndex(Chains(identity)) if config.prefix_cache else None
-    cache = KvCacheManager(blocks, BLOCK_SIZE, backend.zero_blocks, index)
+    prefixes = build_prefix_cache(config, identity, backend, dimensions)
+    cache = KvCacheManager(blocks, BLOCK_SIZE, backend.zero_blocks, prefixes.index, prefixes.tier)
     warm_up(runner, cache, limits)
     num_threads = getattr(backend, "num_threads", config.threads)
     key = ProfileKey(
@@ -214,5 +216,5 @@ def build_engine(
         weight_bytes=weight_bytes(program),
         speed=SpeedCheck(runner, cache, limits, profile),
         profile_file=store.path(key),
-        prefix_counts=PrefixCounts() if index is None else index.counts,
+        prefixes=prefixes,
     )

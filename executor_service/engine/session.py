@@ -128,6 +128,11 @@ class Session:
         self._ticket += 1
         return self._ticket
 
+    def end(self) -> None:
+        """Give every sequence back: the process ends."""
+        self._sequences.clear()
+        self._cache.release_all()
+
     def open(self, ticket: int, openings: Sequence[Opening]) -> list[int]:
         """Open sequences and return the cached positions of each; all are opened or none."""
         self._check_ticket(ticket)
@@ -207,6 +212,7 @@ class Session:
                 handle = self._record_provenance(request, tables, results)
                 if self._cache.index is not None:
                     self._share(request, rows, ends, token_ids)
+                    self._cache.note_step(len(token_ids), results.forward_ns * 1e-9)
             else:
                 self._runner.forget_logits()
         else:

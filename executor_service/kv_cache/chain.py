@@ -48,12 +48,13 @@ class CacheIdentity:
 class ChainNode:
     """One full block of tokens after its parent's, or a root."""
 
-    __slots__ = ("__weakref__", "digest", "parent", "tokens")
+    __slots__ = ("__weakref__", "depth", "digest", "parent", "tokens")
 
     def __init__(self, parent: ChainNode | None, tokens: bytes, digest: bytes) -> None:
         self.parent = parent
         self.tokens = tokens  # int32, little-endian; of a root, the encoded identity
         self.digest = digest
+        self.depth: int = 0 if parent is None else parent.depth + 1
 
 
 def chain_digest(parent: bytes, tokens: bytes) -> bytes:

@@ -9,7 +9,7 @@ its sequence until its place is needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -38,6 +38,30 @@ class KvOccupancy:
     shared_blocks: int  # held by more than one sequence
 
 
+class Tier(Protocol):
+    """Keeps blocks that leave memory (disk_cache.tier.DiskTier)."""
+
+    def begin(self) -> bool:
+        """Begin to load for an opening; False when that is not worth it."""
+        ...
+
+    def load(self, node: ChainNode) -> npt.NDArray[np.uint16] | None:
+        """Return a block's bits, if they are there."""
+        ...
+
+    def put(self, block: BlockId, bits: npt.NDArray[np.uint16]) -> None:
+        """Put loaded bits into a block of the pool."""
+        ...
+
+    def keep(self, node: ChainNode, block: BlockId) -> None:
+        """Take a block that is about to leave memory."""
+        ...
+
+    def note_step(self, num_blocks: float, seconds: float) -> None:
+        """Note how long it took to compute the tokens of so many blocks."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Sequence:
     """An open sequence. Without an index it is only its table."""
@@ -60,16 +84,19 @@ class KvCacheManager:
         block_size: int,
         zero_blocks: Callable[[npt.NDArray[np.int32]], None],
         index: PrefixIndex | None = None,
+        tier: Tier | None = None,
     ) -> None:
         """Manage `num_blocks` blocks of `block_size` positions.
 
         `zero_blocks` clears the keys and values of (n,) int32 block ids; it is called for every
-        block that is handed out, before a row can read it. Without `index` nothing is shared.
+        block that is handed out, before a row can read it. Without `index` nothing is shared;
+        `tier` takes what leaves the index and gives it back.
         """
         if block_size not in (16, 32):
             raise ValueError(f"[kv_cache] block_size must be 16 or 32, got {block_size}")
         self.block_size = block_size
         self.index = index
+        self._tier = tier
         self._pool = BlockPool(num_blocks)
         self._zero_blocks = zero_blocks
         self.provenance = Provenance(num_blocks, block_size)
@@ -128,23 +155,41 @@ class KvCacheManager:
         token_ids: npt.NDArray[np.int32],
     ) -> None:
         raw = token_ids.astype("<i4", copy=False).tobytes()
-        found: list[BlockId] = []
+        num_loaded = 0
+        tier = self._tier
         for node in index.find(salt, raw, self.block_size * _TOKEN_BYTES):
             block = index.block_of(node)
-            if block is None:
-                break
-            found.append(block)
+            if block is not None:
+                if self._pool.reference_count(block) == 0:
+                    index.pin(block)
+                self._pool.retain([block])
+            else:
+                if tier is None or (num_loaded == 0 and not tier.begin()):
+                    break
+                block = self._load(index, tier, node)
+                if block is None:
+                    break
+                num_loaded += 1
+            sequence.table.extend([block])
             sequence.node = node
-        for block in found:
-            if self._pool.reference_count(block) == 0:
-                index.pin(block)
-        self._pool.retain(found)
-        sequence.table.extend(found)
-        sequence.num_fixed = len(found) * self.block_size
-        index.counts.lookups_hit += bool(found)
-        index.counts.lookups_missed += not found
-        index.counts.tokens_hit += sequence.num_fixed
-        index.counts.tokens_missed += len(token_ids) - sequence.num_fixed
+        size, counts = self.block_size, index.counts
+        sequence.num_fixed = len(sequence.table) * size
+        counts.lookups_hit += sequence.num_fixed > 0
+        counts.lookups_missed += sequence.num_fixed == 0
+        counts.tokens_hit += sequence.num_fixed - num_loaded * size
+        counts.tokens_hit_on_disk += num_loaded * size
+        counts.tokens_missed += len(token_ids) - sequence.num_fixed
+
+    def _load(self, index: PrefixIndex, tier: Tier, node: ChainNode) -> BlockId | None:
+        """Bring a block back into memory, with one holder; None where that cannot be."""
+        bits = tier.load(node)
+        if bits is None or not self._make_free(1):
+            return None
+        (block,) = self._pool.allocate(1)
+        tier.put(block, bits)
+        self.provenance.forget(np.array([block], np.int32))
+        index.add(node, block)
+        return block
 
     def grow(self, num_tokens: Mapping[int, int]) -> bool:
         """Make room for `num_tokens` positions of each sequence, for all of them or for none.
@@ -184,8 +229,13 @@ class KvCacheManager:
         short = count - pool.num_free_blocks
         if short > pool.num_parked_blocks:
             return False
-        if self.index is not None and short > 0:
-            pool.reclaim([self.index.evict()[0] for _ in range(short)])
+        if self.index is None:
+            return True
+        for _ in range(short):
+            block, node = self.index.evict()
+            if self._tier is not None:
+                self._tier.keep(node, block)
+            pool.reclaim([block])
         return True
 
     def written(self, sequence_id: int, start: int, tokens: bytes, num_confirmed: int) -> int:
@@ -220,6 +270,11 @@ class KvCacheManager:
         sequence.node = child
         sequence.num_fixed += self.block_size
         return True
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """Note how long a step of `num_tokens` tokens took to compute."""
+        if self._tier is not None:
+            self._tier.note_step(num_tokens / self.block_size, seconds)
 
     def stop_sharing(self, sequence_id: int) -> None:
         """Keep what a sequence will write to itself: its state is not finite."""

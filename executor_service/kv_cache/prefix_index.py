@@ -27,7 +27,8 @@ class PrefixCounts:
 
     lookups_hit: int = 0
     lookups_missed: int = 0
-    tokens_hit: int = 0
+    tokens_hit: int = 0  # in memory
+    tokens_hit_on_disk: int = 0
     tokens_missed: int = 0  # of those that were looked for
     evictions: int = 0
     indexed: int = 0  # blocks in the index now
@@ -108,6 +109,10 @@ class PrefixIndex:
         self.counts.evictions += 1
         self.counts.indexed = len(self._nodes)
         return block, node
+
+    def blocks(self) -> list[tuple[ChainNode, BlockId]]:
+        """Return what no sequence holds, the most recently used and beginnings of chains first."""
+        return [(self._nodes[block], block) for block in reversed(self._evictable)]
 
     def evictable(self) -> list[BlockId]:
         """Return the blocks that no sequence holds, the least recently used first."""

@@ -14,8 +14,8 @@ from executor_service.engine.capabilities import (
     ModelDescription,
     SelfTestResult,
 )
+from executor_service.engine.prefix_cache import PrefixCache
 from executor_service.engine.weight_bytes import WeightBytes
-from executor_service.kv_cache.prefix_index import PrefixCounts
 from executor_service.metrics import Metrics
 from executor_service.models.checkpoint import TokenizerData
 from executor_service.prefix_metrics import PrefixCacheCollector
@@ -48,7 +48,7 @@ def executor_page() -> str:
         profile=full_profile(),
     )
     metrics = Metrics(capabilities, 1, WeightBytes(1, 1))
-    PrefixCacheCollector(metrics.registry, "toy", PrefixCounts())
+    PrefixCacheCollector(metrics.registry, "toy", PrefixCache(None, None))
     return prometheus_client.generate_latest(metrics.registry).decode()
 
 

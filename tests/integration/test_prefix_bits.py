@@ -8,44 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor_service.config import ExecutorConfig
-from executor_service.engine.capabilities import SelfTestResult
-from executor_service.engine.engine import Engine, build_engine
-from executor_service.engine.session import Opening
-from executor_service.engine.step_request import StepResults
-from executor_service.models.registry import ModelLocation
-from isobatch_kernels.step import Stat
-from tests.support.steps import Row, Want, all_wanted, step_request
-from tests.support.tiny_model import Storage, TinyShape, write_directory
+from executor_service.engine.engine import Engine
+from tests.support.prefix_engine import TEXT, WANT, Client, build, write_model
+from tests.support.steps import Row
 
 pytest.importorskip("isobatch_kernels._cpu", reason="the native CPU module is not built here")
-dispatch = pytest.importorskip("isobatch_kernels.dispatch")
-
-WANT = Want(Stat.ARGMAX | Stat.DIGEST)
-GENERATOR = np.random.default_rng(5)
-TEXT = [int(token) for token in GENERATOR.integers(0, 200, 100)]
-
-
-def build(folder: Path, **settings: object) -> Engine:
-    """An engine over the tiny model in `folder`."""
-    config = ExecutorConfig(
-        listen="unix:/unused/e.sock",
-        **{"kv_memory_mb": 1, "threads": 2, **settings},  # type: ignore[arg-type]
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ISOBATCH_CACHE", str(folder / "cache"))
-        return build_engine(
-            config,
-            ModelLocation(folder, "tiny"),
-            dispatch.create_backend,
-            lambda _: SelfTestResult(0, ()),
-        )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
-    write_directory(path, TinyShape(num_layers=2, vocab_size=200), Storage(4, 32, "float32"))
+    write_model(path)
     return path
 
 
@@ -54,45 +27,6 @@ def engine(folder: Path) -> Iterator[Engine]:
     built = build(folder)
     yield built
     built.close()
-
-
-class Client:
-    """A new scheduler of an engine; what the index knows stays from one to the next."""
-
-    epoch = 0
-
-    def __init__(self, engine: Engine) -> None:
-        type(self).epoch += 1
-        self.engine = engine
-        self.session = engine.session
-        self.ticket = self.session.start(self.epoch)
-        self.step_id = 0
-        self.num_opened = 0
-
-    def open(self, tokens: list[int], most: int = 10**6, salt: str = "") -> tuple[int, int]:
-        """Open a sequence; returns its id and the number of cached positions."""
-        self.num_opened += 1
-        ids = np.array(tokens, np.int32)
-        opening = Opening(self.num_opened, 0, "", salt, ids, most)
-        return self.num_opened, self.session.open(self.ticket, [opening])[0]
-
-    def step(self, *rows: Row, verify: bool = False) -> StepResults:
-        """Compute a step."""
-        self.step_id += 1
-        request = step_request(self.step_id, rows)
-        answer = self.session.step(self.ticket, all_wanted(request) if verify else request, 0)
-        self.session.check_integrity()
-        assert answer.results is not None
-        return answer.results
-
-    def digest(self, sequence_id: int, tokens: list[int], start: int, chunk: int = 512) -> bytes:
-        """Compute the rest of a text and return the digest of its last logits."""
-        while True:
-            piece = tuple(tokens[start : start + chunk])
-            results = self.step(Row(sequence_id, piece, start, want=WANT))
-            start += len(piece)
-            if start == len(tokens):
-                return results.digests
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +65,7 @@ def test_hits_while_the_writer_runs_and_after_evictions(
     """A pool that is always full of others' texts, in random order, with random salts and cuts."""
     client = Client(engine)
     generator = np.random.default_rng(8)
-    evictions = engine.prefix_counts.evictions
+    evictions = engine.prefixes.counts.evictions
     hits = 0
     for number in range(60):
         length = int(generator.choice(list(cold)))
@@ -148,7 +82,7 @@ def test_hits_while_the_writer_runs_and_after_evictions(
         if number % 5 == 4:
             client = Client(engine)
     assert hits > 10
-    assert engine.prefix_counts.evictions > evictions
+    assert engine.prefixes.counts.evictions > evictions
 
 
 def test_a_refused_draft_leaves_no_trace(engine: Engine, cold: dict[int, bytes]) -> None:

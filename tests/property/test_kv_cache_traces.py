@@ -2,7 +2,8 @@
 
 The model is a pool of plain lists: what each block holds (a tenant and all tokens up to the block's
 end), and which blocks each sequence has. Nothing is ever found that is not there, and whatever an
-open sequence has confirmed is found by the next one.
+open sequence has confirmed is found by the next one. A second tier takes what leaves memory, and
+forgets some of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from executor_service.kv_cache.chain import CacheIdentity, Chains
+from executor_service.kv_cache.block_pool import BlockId
+from executor_service.kv_cache.chain import CacheIdentity, ChainNode, Chains
 from executor_service.kv_cache.manager import KvCacheManager
 from executor_service.kv_cache.prefix_index import PrefixIndex
 
@@ -35,6 +37,36 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
 
 
+class ForgetfulTier:
+    """Implements manager.Tier on the model's contents."""
+
+    def __init__(self, machine: KvCacheMachine) -> None:
+        self.machine = machine
+        self.kept: dict[bytes, tuple[str, list[int]]] = {}
+        self.loads = 0
+
+    def begin(self) -> bool:
+        return self.loads % 7 != 6
+
+    def load(self, node: ChainNode) -> npt.NDArray[np.uint16] | None:
+        self.loads += 1
+        if self.loads % 5 == 4 or node.digest not in self.kept:
+            return None
+        return np.frombuffer(node.digest, np.uint16)
+
+    def put(self, block: BlockId, bits: npt.NDArray[np.uint16]) -> None:
+        held = {each for sequence in self.machine.held.values() for each in sequence.blocks}
+        assert block not in held
+        self.machine.contents[block] = self.kept[bits.tobytes()]
+        self.machine.dirty.add(block)
+
+    def keep(self, node: ChainNode, block: BlockId) -> None:
+        self.kept[node.digest] = self.machine.contents[block]
+
+    def note_step(self, num_blocks: float, seconds: float) -> None:
+        raise AssertionError("nobody computes here")
+
+
 class KvCacheMachine(RuleBasedStateMachine):
     """Open, grow, write, take back, release."""
 
@@ -44,12 +76,13 @@ class KvCacheMachine(RuleBasedStateMachine):
         self.contents: dict[int, tuple[str, list[int]]] = {}
         self.held: dict[int, Sequence] = {}
 
-    @initialize(block_size=st.sampled_from((16, 32)), shares=st.booleans())
-    def build(self, block_size: int, shares: bool) -> None:
+    @initialize(block_size=st.sampled_from((16, 32)), shares=st.booleans(), has_tier=st.booleans())
+    def build(self, block_size: int, shares: bool, has_tier: bool) -> None:
         self.size = block_size
         identity = CacheIdentity("X1", "f16", "w", "c", block_size)
         index = PrefixIndex(Chains(identity)) if shares else None
-        self.cache = KvCacheManager(NUM_BLOCKS, block_size, self._zero, index)
+        self.tier = ForgetfulTier(self) if has_tier else None
+        self.cache = KvCacheManager(NUM_BLOCKS, block_size, self._zero, index, self.tier)
 
     def _zero(self, blocks: npt.NDArray[np.int32]) -> None:
         self.dirty -= set(blocks.tolist())
@@ -89,8 +122,8 @@ class KvCacheMachine(RuleBasedStateMachine):
         blocks = self._table(sequence_id)
         for index, block in enumerate(blocks):
             assert self.contents[block] == (salt, text[: self.size * (index + 1)])
-        after = self.cache.occupancy()
-        assert after.free_blocks == before.free_blocks
+        if self.tier is None:
+            assert self.cache.occupancy().free_blocks == before.free_blocks
         self.held[sequence_id] = Sequence(salt, text, cached, blocks)
 
     @rule(lengths=st.dictionaries(SEQUENCES, st.integers(1, 100), min_size=1))
