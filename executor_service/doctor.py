@@ -162,7 +162,7 @@ def _metrics_page(port: int) -> str | None:
     if not port:
         return None
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
             text: str = reply.read().decode("utf-8", "replace")
     except (OSError, ValueError):
         return None

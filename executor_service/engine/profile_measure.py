@@ -142,10 +142,12 @@ def measure(
     limits: Limits,
     *,
     backend: object = None,
-    budget_ns: int = BUDGET_NS,
+    budget_ns: int | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> Profile:
-    """Return a new profile, measured in about `budget_ns`; without points where there is no room.
+    """Return a new profile; without points where the cache has no room.
+
+    It takes about `budget_ns`, by default BUDGET_NS.
 
     A `backend` that offers a choice of kernels is left with the fastest.
     """
@@ -153,7 +155,8 @@ def measure(
     wanted = shapes(limits, cache.occupancy().free_blocks, cache.block_size)
     with ScratchSteps(runner, cache, limits) as steps:
         choices = tune(backend, steps, limits, clock)
-        durations = time_interleaved(steps, wanted, budget_ns - (clock() - begin), clock)
+        left = (BUDGET_NS if budget_ns is None else budget_ns) - (clock() - begin)
+        durations = time_interleaved(steps, wanted, left, clock)
     points = monotone(
         CostPoint(shape, median, len(found), median)
         for shape, found in durations.items()

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from executor_service import speed_watch
+from executor_service.engine import profile_measure
 from isobatch.executor.v1 import capabilities_pb2
 from tests.support.executor_harness import SessionClient, ready, running, step_message
 from tests.support.fake_backend import CLEARED, GARBAGE
@@ -23,6 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ISOBATCH_CACHE", str(tmp_path))
+    # However slow the machine: every shape is timed, and no check of speed runs meanwhile.
+    monkeypatch.setattr(profile_measure, "BUDGET_NS", 3600 * 10**9)
+    monkeypatch.setattr(speed_watch, "QUIET_SECONDS", 3600.0)
     return tmp_path
 
 

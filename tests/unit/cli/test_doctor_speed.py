@@ -77,7 +77,7 @@ def test_a_running_executor_is_asked(ratio: float, unit: str, state: str, advice
         server.server_close()
         thread.join()
     assert check.state == state
-    assert f"10 min ago: 90% at 1 row, {ratio:.0%} at 8 rows" in check.detail
+    assert f" min ago: 90% at 1 row, {ratio:.0%} at 8 rows" in check.detail
     assert advice in check.advice
 
 
