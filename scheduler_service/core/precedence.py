@@ -11,35 +11,33 @@ gives way at most twice (see `victims`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import Final
 
-from scheduler_service.core.request import Request
+from scheduler_service.core.request import Request, SequenceId
 from scheduler_service.core.state import SchedulerState
+
+# Both orders are made in every step; these getters cost half of what a function does.
+_ARRIVAL: Final = attrgetter("sequence_id")
+_CLASS_AND_ARRIVAL: Final = attrgetter("rank", "sequence_id")
 
 
 def leader(state: SchedulerState) -> Request | None:
     """Return the oldest running request that is not paused, or None."""
     active = (request for request in state.running.values() if not request.is_paused)
-    return min(active, key=lambda request: request.sequence_id, default=None)
+    return min(active, key=_ARRIVAL, default=None)
 
 
 def service_order(state: SchedulerState) -> list[Request]:
     """Return the running requests that may have rows: by class, then by arrival."""
     active = [request for request in state.running.values() if not request.is_paused]
-    active.sort(key=lambda request: (request.rank, request.sequence_id))
+    active.sort(key=_CLASS_AND_ARRIVAL)
     return active
 
 
 def by_worth(requests: Iterable[Request]) -> list[Request]:
     """Return requests by class, then by how much work would be lost; paused ones come last."""
-    return sorted(
-        requests,
-        key=lambda request: (
-            request.is_paused,
-            request.rank,
-            -num_lost_tokens(request),
-            request.sequence_id,
-        ),
-    )
+    return sorted(requests, key=_worth)
 
 
 def keep_order(state: SchedulerState) -> list[Request]:
@@ -55,9 +53,8 @@ def keep_order(state: SchedulerState) -> list[Request]:
     return order
 
 
-def num_lost_tokens(request: Request) -> int:
-    """Return the computed tokens that a preemption throws away.
-
-    Those that came from the prefix cache are taken to be found there again.
-    """
-    return max(0, request.num_computed_tokens - request.num_cached_tokens)
+def _worth(request: Request) -> tuple[bool, int, int, SequenceId]:
+    # Lost are the tokens that it computed itself; what came from the prefix cache is taken to be
+    # found there again.
+    num_lost_tokens = max(0, request.num_computed_tokens - request.num_cached_tokens)
+    return request.is_paused, request.rank, -num_lost_tokens, request.sequence_id

@@ -25,11 +25,12 @@ _Key: TypeAlias = tuple[int, bool, float, SequenceId]
 class _Flow:
     """The waiting requests of one client in one class, by arrival."""
 
-    __slots__ = ("client_id", "last_admission", "priority", "requests")
+    __slots__ = ("client_id", "last_admission", "priority", "requests", "share")
 
-    def __init__(self, client_id: str, priority: Priority) -> None:
+    def __init__(self, client_id: str, priority: int, share: FairShare) -> None:
         self.client_id = client_id
         self.priority = priority
+        self.share = share
         self.requests: list[Request] = []
         self.last_admission = float("-inf")
 
@@ -47,19 +48,22 @@ class WaitingQueue:
     - Otherwise the rank decides, then that it was preempted, then whose client was served least
       in its class (see `fairness`), then arrival.
 
-    A paused request is passed over. Costs: `push` and `remove` O(flow), `ordered` O(waiting).
+    A paused request is passed over. Costs: `push` and `remove` O(flow); `ordered` O(flows), and
+    O(log flows) for each request.
     """
 
-    __slots__ = ("_flows", "_requests", "_shares", "aging_seconds", "num_tokens")
+    __slots__ = ("_counts", "_flows", "_requests", "_shares", "aging_seconds", "num_tokens")
 
     def __init__(self, aging_seconds: float) -> None:
         """Let a head rise by one class each `aging_seconds`."""
         self.aging_seconds = aging_seconds
         # Known tokens of all waiting requests.
         self.num_tokens = 0
-        self._flows: dict[tuple[str, Priority], _Flow] = {}
+        # By class, as plain numbers: an enum's member is slow to hash and to subtract from.
+        self._counts = [0] * len(Priority)
+        self._shares = [FairShare() for _ in Priority]
+        self._flows: dict[tuple[str, int], _Flow] = {}
         self._requests: dict[RequestId, Request] = {}
-        self._shares = {priority: FairShare() for priority in Priority}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -73,24 +77,25 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Take in a new request or a preempted one, at its place by arrival in its flow."""
-        key = (request.client_id, request.priority)
-        flow = self._flows.get(key)
+        client_id, priority = request.client_id, int(request.priority)
+        flow = self._flows.get((client_id, priority))
         if flow is None:
-            others = [each.client_id for each in self._of_class(request.priority)]
-            self._shares[request.priority].join(request.client_id, others)
-            flow = self._flows[key] = _Flow(*key)
+            share = self._shares[priority]
+            share.join(client_id, (f.client_id for f in self._flows.values() if f.share is share))
+            flow = self._flows[client_id, priority] = _Flow(client_id, priority, share)
         insort(flow.requests, request, key=_arrival)
         self._requests[request.request_id] = request
+        self._counts[priority] += 1
         self.num_tokens += request.num_tokens
 
     def remove(self, request_id: RequestId) -> None:
         """Take a request out, wherever it is."""
         request = self._requests.pop(request_id)
-        key = (request.client_id, request.priority)
-        flow = self._flows[key]
+        flow = self._flow_of(request)
         del flow.requests[bisect_left(flow.requests, request.sequence_id, key=_arrival)]
         if not flow.requests:
-            del self._flows[key]
+            del self._flows[flow.client_id, flow.priority]
+        self._counts[flow.priority] -= 1
         self.num_tokens -= request.num_tokens
 
     def admit(self, request: Request, now: float) -> None:
@@ -99,13 +104,13 @@ class WaitingQueue:
         Sets the request's `rank`; each time it gave way raises it. A preempted one has been
         counted before.
         """
-        flow = self._flows[request.client_id, request.priority]
-        rank = self._rank(request, flow.last_admission, now)
-        request.rank = max(0, min(rank, request.priority - request.num_yields))
+        flow = self._flow_of(request)
+        rank = self._key(request, flow.priority, flow.last_admission, 0, now)[0]
+        request.rank = max(0, min(rank, flow.priority - request.num_yields))
         flow.last_admission = now
         self.remove(request.request_id)
         if request.status is not RequestStatus.PREEMPTED:
-            self._shares[request.priority].admit(request.client_id, request.num_tokens)
+            flow.share.admit(request.client_id, request.num_tokens)
 
     def charge_output(self, request: Request) -> None:
         """Count a generated token to the request's client."""
@@ -118,54 +123,66 @@ class WaitingQueue:
     def ordered(self, now: float) -> Iterator[Request]:
         """Iterate in the order of admission, as if each one were admitted at `now`.
 
-        The queue may change meanwhile; the iteration goes on as it began.
+        Requests that were yielded may be taken out meanwhile.
         """
-        floors: dict[Priority, int] = {}
+        floors: dict[int, int] = {}
+        served_of = []
         for flow in self._flows.values():
-            served = self._shares[flow.priority].served(flow.client_id)
-            floors[flow.priority] = min(floors.get(flow.priority, served), served)
-        heap: list[tuple[_Key, list[Request], int, int]] = []
-        for flow in self._flows.values():
-            waiting = [each for each in flow.requests if not each.is_paused]
-            if waiting:
-                lead = self._shares[flow.priority].served(flow.client_id) - floors[flow.priority]
-                key = self._key(waiting[0], flow.last_admission, lead, now)
-                heap.append((key, waiting, 0, lead))
+            served = flow.share.served(flow.client_id)
+            served_of.append(served)
+            if served < floors.get(flow.priority, served + 1):
+                floors[flow.priority] = served
+        heap: list[tuple[_Key, _Flow, int, Request, Iterator[Request] | None]] = []
+        for flow, served in zip(self._flows.values(), served_of, strict=True):
+            head = flow.requests[0]
+            if head.is_paused:
+                active = [request for request in flow.requests if not request.is_paused]
+                if not active:
+                    continue
+                head = active[0]
+            lead = served - floors[flow.priority]
+            key = self._key(head, flow.priority, flow.last_admission, lead, now)
+            heap.append((key, flow, lead, head, None))
         heapq.heapify(heap)
         while heap:
-            _, waiting, index, lead = heap[0]
-            request = waiting[index]
+            _, flow, lead, request, rest = heap[0]
+            if rest is None:
+                # Copied before anybody of the flow can have been taken out.
+                rest = iter([each for each in flow.requests if not each.is_paused])
+                next(rest)
             if request.status is not RequestStatus.PREEMPTED:
                 lead += request.num_tokens
-            index += 1
-            if index < len(waiting):
-                key = self._key(waiting[index], now, lead, now)
-                heapq.heapreplace(heap, (key, waiting, index, lead))
-            else:
+            following = next(rest, None)
+            if following is None:
                 heapq.heappop(heap)
+            else:
+                key = self._key(following, flow.priority, now, lead, now)
+                heapq.heapreplace(heap, (key, flow, lead, following, rest))
             yield request
+
+    def highest_priority(self) -> int | None:
+        """Return the highest class that somebody is in, or None."""
+        return next((number for number, count in enumerate(self._counts) if count), None)
 
     def num_by_priority(self) -> dict[Priority, int]:
         """Return how many wait in each class."""
-        counts = dict.fromkeys(Priority, 0)
-        for flow in self._flows.values():
-            counts[flow.priority] += len(flow.requests)
-        return counts
+        return dict(zip(Priority, self._counts, strict=True))
 
-    def _of_class(self, priority: Priority) -> Iterator[_Flow]:
-        return (flow for flow in self._flows.values() if flow.priority is priority)
+    def _flow_of(self, request: Request) -> _Flow:
+        return self._flows[request.client_id, int(request.priority)]
 
-    def _rank(self, request: Request, last_admission: float, now: float) -> int:
-        waited = max(0.0, now - max(request.waiting_since, last_admission))
-        return max(_OVERDUE, request.priority - int(waited / self.aging_seconds))
-
-    def _key(self, request: Request, last_admission: float, lead: int, now: float) -> _Key:
-        rank = self._rank(request, last_admission, now)
-        if rank == _OVERDUE:
-            since = max(request.waiting_since, last_admission)
-            return rank, False, since, request.sequence_id
-        is_new = request.status is not RequestStatus.PREEMPTED
-        return rank, is_new, float(lead), request.sequence_id
+    def _key(
+        self, request: Request, priority: int, last_admission: float, lead: int, now: float
+    ) -> _Key:
+        since = request.waiting_since
+        if last_admission > since:
+            since = last_admission
+        rank = priority
+        if now > since:
+            rank -= int((now - since) / self.aging_seconds)
+        if rank < 0:
+            return _OVERDUE, False, since, request.sequence_id
+        return rank, request.status is not RequestStatus.PREEMPTED, lead, request.sequence_id
 
 
 def _arrival(request: Request) -> SequenceId:

@@ -25,17 +25,18 @@ def give_way(state: SchedulerState, now: float) -> list[RequestPreempted]:
 
     It is opened and admitted with the next step, when the blocks are free.
     """
-    if not _may_preempt(state.running.values(), None):
+    highest = state.waiting.highest_priority()
+    if highest is None or not _may_preempt(state.running.values(), highest):
         return []
     head = state.waiting.head(now)
-    if head is None or not _may_preempt(state.running.values(), head):
+    if head is None or not _may_preempt(state.running.values(), head.priority):
         return []
     left = by_worth(state.running.values())
     if _fits(state, left, (), head):
         return []
     victims: list[Request] = []
     for request in reversed(left.copy()):
-        if not _may_preempt((request,), head):
+        if not _may_preempt((request,), head.priority):
             continue
         victims.append(request)
         left.remove(request)
@@ -69,10 +70,9 @@ def _fits(
     return Admissions(state, blocks, left).admit(head)
 
 
-def _may_preempt(running: Iterable[Request], head: Request | None) -> bool:
-    """Return whether any of these may have to give way, to `head` or to anybody."""
-    highest = 0 if head is None else head.priority
-    return any(request.is_paused or request.rank > highest for request in running)
+def _may_preempt(running: Iterable[Request], priority: int) -> bool:
+    """Return whether any of these may have to give way to a request of that class."""
+    return any(request.rank > priority or request.is_paused for request in running)
 
 
 def _preempt(state: SchedulerState, request: Request) -> RequestPreempted:

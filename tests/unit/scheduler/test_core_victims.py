@@ -69,13 +69,17 @@ def test_the_leader_is_kept_first_then_the_class_then_what_would_be_lost() -> No
 
 def test_a_paused_request_is_kept_last_and_served_not_at_all() -> None:
     """It is no leader either, however old."""
-    state = _running(make_request("a", priority=INTERACTIVE), make_request("b", priority=BATCH))
+    state = _running(
+        make_request("a", priority=INTERACTIVE),
+        make_request("b", priority=BATCH),
+        make_request("c", priority=BATCH),
+    )
     pause(state, A)
     assert leader(state) is state.requests[B]
-    assert _names(keep_order(state)) == "ba"
-    assert set(shape(run_step(state)[0])) == {"b"}
+    assert _names(keep_order(state)) == "bca"
+    assert set(shape(run_step(state)[0])) == {"b", "c"}
     resume(state, A)
-    assert set(shape(run_step(state)[0])) == {"a", "b"}
+    assert set(shape(run_step(state)[0])) == {"a", "b", "c"}
 
 
 def test_a_higher_class_takes_the_place_of_a_lower_one_when_the_pool_is_full() -> None:
