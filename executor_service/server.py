@@ -24,6 +24,7 @@ from executor_service.servicer import MAX_MESSAGE_BYTES, ExecutorServicer
 from executor_service.speed_watch import SpeedWatch
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
+from isobatch_kernels.kernel_policy import COMPANY_POLICIES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,6 +161,11 @@ class Server:
             blocks=model.num_blocks,
             load_seconds=round(seconds, 3),
         )
+        if self._config.policy in COMPANY_POLICIES:
+            _LOG.warning(
+                "this kernel policy is for comparison: other requests may change results",
+                policy=self._config.policy,
+            )
         watching = asyncio.ensure_future(SpeedWatch(self._host, engine, metrics).run())
         await self._stop.wait()
         watching.cancel()

@@ -15,6 +15,8 @@ MLX: Final = "mlx"
 # Each knows its kernel from the rows of a step alone.
 ROW_POLICIES: Final = ("threshold", "gemv", "gemm")
 POLICIES: Final = (EXACT, MLX, *ROW_POLICIES)
+# With these another request's rows may choose the kernel.
+COMPANY_POLICIES: Final = (MLX, "threshold")
 DEFAULT_THRESHOLD_ROWS: Final = 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from executor_service.models.registry import ModelLocation
 from isobatch_kernels.kernel_policy import KernelPolicy
 from isobatch_kernels.step import Stat
 from tests.support.embedded_model import embedded_model_path
+from tests.support.executor_harness import running
 from tests.support.steps import Row, Want, step_request
 from tests.support.tiny_model import Storage, TinyShape, write_directory
 
@@ -123,3 +125,13 @@ def test_no_cache_block_has_the_key_of_another_class() -> None:
 def test_a_device_is_refused(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="policy gemv needs backend cpu or reference"):
         _engine(tiny, "gemv", backend="metal")
+
+
+@pytest.mark.parametrize("policy", ["exact", "threshold", "gemv"])
+async def test_a_policy_that_company_may_change_is_warned_of(
+    policy: str, tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with running(tiny, policy=policy, profile="off"):
+            pass
+    assert ("other requests may change results" in caplog.text) == (policy == "threshold")
