@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,9 @@ import pytest
 
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from scheduler_service import server, spans
+from scheduler_service.core import TokenRowBatch
 from scheduler_service.errors import ConfigurationError
+from scheduler_service.step_loop import PhaseTimes
 from tests.support.fake_executor import FakeExecutor
 from tests.support.scheduler_harness import Harness, collect, running, until
 
@@ -42,11 +45,11 @@ SECRET = "one two three"
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Where the spans of schedulers go that are made in the test; every second step is one."""
+    """Where the spans of schedulers go that are made in the test; every step is one."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(server, "open_spans", lambda *_: OtelSpans(provider, 2, time.monotonic))
+    monkeypatch.setattr(server, "open_spans", lambda *_: OtelSpans(provider, 1, time.monotonic))
     return exporter
 
 
@@ -107,13 +110,27 @@ async def test_a_step_is_linked_to_its_requests(memory: InMemorySpanExporter) ->
         await collect(_call(harness, text=SECRET, stopping=FOUR))
         root = await _span(memory, "generate")
         steps = [each for each in memory.get_finished_spans() if each.name == "step"]
-    ids = [_attributes(each)["isobatch.step_id"] for each in steps]
-    assert ids == [2, 4][: len(ids)]
+    assert [_attributes(each)["isobatch.step_id"] for each in steps][:2] == [1, 2]
     assert steps[0].parent is None
     assert [link.context.span_id for link in steps[0].links] == [root.context.span_id]
     attributes = _attributes(steps[0])
-    assert (attributes["isobatch.rows"], attributes["isobatch.tokens"]) == (1, 1)
+    num_prompt_tokens = _attributes(root)["gen_ai.usage.input_tokens"]
+    assert (attributes["isobatch.rows"], attributes["isobatch.tokens"]) == (1, num_prompt_tokens)
     assert attributes["isobatch.forward_seconds"] >= 0
+
+
+def test_some_steps_are_kept() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    times = PhaseTimes(*(float(second) for second, _ in enumerate(dataclasses.fields(PhaseTimes))))
+    for every, expected in ((0, []), (3, [3, 6])):
+        kept = OtelSpans(provider, every, time.monotonic)
+        for step_id in range(1, 8):
+            batch = TokenRowBatch(step_id, "m", ())
+            kept.step(batch, times, 0.1)
+        found = [_attributes(each)["isobatch.step_id"] for each in exporter.get_finished_spans()]
+        assert found == expected
 
 
 async def test_requests_that_fail(memory: InMemorySpanExporter) -> None:
