@@ -13,7 +13,7 @@ export ISOBATCH_VENV := $(VENV)
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test check native format protos bench bench-peers stress nightly requirements clean
+.PHONY: help setup run serve test check native format protos bench bench-peers simulate stress nightly requirements clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ bench: ## Measure speed (writes bench-results/)
 bench-peers: ## Measure speed beside llama.cpp, which it builds in .venv-bench (minutes)
 	@scripts/setup dev
 	@$(BIN)/python tests/bench/bench_peers.py $(BENCH_ARGS)
+
+simulate: ## Schedule thousands of simulated clients, beside simpler policies (minutes)
+	@scripts/setup dev
+	@$(BIN)/python tests/bench/simulate.py $(SIMULATE_ARGS)
 
 stress: ## Ten minutes of load with 64 streams (writes stress-results/)
 	@scripts/setup dev
