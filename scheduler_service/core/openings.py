@@ -105,28 +105,35 @@ def openings(state: SchedulerState, now: float) -> tuple[SequenceOpening, ...]:
     if num_slots <= 0 or not len(state.waiting) or state.in_flight is not None:
         return ()
     leaders = PrefixLeaders(state)
-    candidates, early = _next(state, min(num_slots, MAX_LOOKAHEAD), leaders, now)
-    shares = share_step(state, candidates)
-    found = [] if early is None else [early]
-    # Without a curve, prompts have their tokens in order, whatever is left of them.
-    num_early = NUM_EARLY if state.limits.cost_curve else 0
-    for index, request in enumerate(candidates):
-        if index >= num_early and not shares.num_tokens.get(request.request_id):
-            continue
-        if request.is_opened or not leaders.begins_wait(request):
-            leaders.add(request)
-            if not request.is_opened:
+    admissions = Admissions(state, block_budget(state))
+    candidates = _next(state, min(num_slots, MAX_LOOKAHEAD), leaders, now)
+    if not candidates:
+        return ()
+    found: list[Request] = []
+    if admissions.admit(candidates[0]):
+        shares = share_step(state, candidates).num_tokens
+        # Without a curve, prompts have their tokens in order, whatever is left of them.
+        num_early = NUM_EARLY if state.limits.cost_curve else 0
+        for index, request in enumerate(candidates):
+            if index >= num_early and request.request_id not in shares:
+                continue
+            if index and not admissions.admit(request):
+                break
+            if request.is_opened or not leaders.begins_wait(request):
+                leaders.add(request)
                 found.append(request)
-    for request in found:
+    elif state.may_open_early or not state.running:
+        found.append(candidates[0])
+    unopened = [request for request in found if not request.is_opened]
+    for request in unopened:
         request.is_announced = True
-    return tuple(_opening(request) for request in found)
+    return tuple(_opening(request) for request in unopened)
 
 
 def _next(
     state: SchedulerState, num_slots: int, leaders: PrefixLeaders, now: float
-) -> tuple[list[Request], Request | None]:
-    """Return the waiting requests that fit, and one that is opened although it may not."""
-    admissions = Admissions(state, block_budget(state))
+) -> list[Request]:
+    """Return the first waiting requests that do not wait for a prefix."""
     released = set(state.to_release)
     candidates: list[Request] = []
     for request in islice(state.waiting.ordered(now), num_slots):
@@ -134,14 +141,10 @@ def _next(
             break
         if request.deadline is not None and request.deadline <= now:
             break
-        if not request.is_opened and leaders.keeps_waiting(request):
-            continue
-        if not admissions.admit(request):
-            may_open = not candidates and (state.may_open_early or not state.running)
-            return candidates, request if may_open and not request.is_opened else None
-        candidates.append(request)
-        leaders.expect(request)
-    return candidates, None
+        if request.is_opened or not leaders.keeps_waiting(request):
+            candidates.append(request)
+            leaders.expect(request)
+    return candidates
 
 
 def opened(state: SchedulerState, answers: Iterable[SequenceOpened]) -> None:

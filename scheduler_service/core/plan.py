@@ -54,16 +54,20 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
     state.now = max(state.now, now)
     events: list[Event] = [*give_way(state, now)]
     blocks = block_budget(state)
-    candidates = _candidates(state, blocks, now, in_order=bool(events))
+    admissions = Admissions(state, blocks) if len(state.waiting) else None
+    candidates = _candidates(state, admissions, now, in_order=bool(events))
     shares = share_step(state, candidates)
     rows = _rows_of_running(state, shares.num_tokens, blocks, events)
     # What was just taken for growth is not given to somebody else.
-    if not any(_is_for_growth(each) for each in events):
-        for request in candidates:
+    if admissions is not None and not any(_is_for_growth(each) for each in events):
+        for index, request in enumerate(candidates):
             num_new = shares.num_tokens.get(request.request_id, 0)
-            if num_new and request.is_opened:
-                _admit(state, request, now, events)
-                rows.append(_row(request, num_new))
+            if not num_new or not request.is_opened:
+                continue
+            if index and not admissions.admit(request):
+                break
+            _admit(state, request, now, events)
+            rows.append(_row(request, num_new))
     if not rows and not state.to_release:
         return None
     state.step_id += 1
@@ -121,14 +125,15 @@ def _rows_of_running(
 
 
 def _candidates(
-    state: SchedulerState, blocks: BlockBudget, now: float, *, in_order: bool
+    state: SchedulerState, admissions: Admissions | None, now: float, *, in_order: bool
 ) -> list[Request]:
-    """Return the waiting requests that may be admitted, in order.
+    """Return the opened requests that may be admitted, in order; none if the first has no room.
 
     With `in_order` nobody passes one that is not opened yet: others have just given way to it.
     """
-    admissions = Admissions(state, blocks)
     candidates: list[Request] = []
+    if admissions is None:
+        return candidates
     released = set(state.to_release)
     num_slots = min(state.limits.max_num_seqs - len(state.running), MAX_LOOKAHEAD)
     for request in islice(state.waiting.ordered(now), max(0, num_slots)):
@@ -140,8 +145,8 @@ def _candidates(
             if in_order and request.prefix_wait is None:
                 break
             continue
-        if not admissions.admit(request):
-            if not state.running and not candidates:
+        if not candidates and not admissions.admit(request):
+            if not state.running:
                 _make_room(state, request)
             break
         candidates.append(request)
