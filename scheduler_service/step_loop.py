@@ -331,7 +331,7 @@ class StepLoop:
                 self._metrics.step_predicted.inc(batch.predicted_seconds)
                 self._metrics.step_measured.inc(executor_seconds)
             if batch.bound_seconds < math.inf:
-                self._metrics.step_bound.set(batch.bound_seconds * self.state.pace)
+                self._metrics.step_bound.set(batch.bound_seconds * self.state.pace.mixed)
             if self._on_step is not None:
                 self._on_step(batch, times, executor_seconds)
         self._totals.num_steps += 1

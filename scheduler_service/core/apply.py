@@ -9,6 +9,7 @@ from scheduler_service.core.batch import KvCounts, SampledRow, TokenRow, TokenRo
 from scheduler_service.core.capacity import blocks_for
 from scheduler_service.core.events import Event, PreemptionReason, TokenEmitted
 from scheduler_service.core.lifecycle import close, finish, last_holder, preempt
+from scheduler_service.core.pace import Pace
 from scheduler_service.core.precedence import keep_order
 from scheduler_service.core.request import FinishReason, Request, RequestId, RequestInput
 from scheduler_service.core.state import Limits, SchedulerState
@@ -16,10 +17,6 @@ from scheduler_service.core.stop import reason_to_stop
 
 MAX_REFUSALS_ALONE: Final = 3
 """Steps in a row that may be refused to a request that runs alone before it ends with ERROR."""
-
-_PACE_WEIGHT: Final = 0.05
-_MAX_PACE_STEP: Final = 2.0
-_MIN_PACE, _MAX_PACE = 0.1, 10.0
 
 
 def apply(
@@ -156,7 +153,7 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
     state.num_blocks_to_release = 0
     state.kv_counts = None
     state.may_open_early = state.shares_prefixes = True
-    state.pace = 1.0
+    state.pace = Pace()
     if limits is not None:
         state.limits = limits
         state.waiting.aging_seconds = limits.aging_seconds
@@ -174,14 +171,12 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
 def record_step_seconds(state: SchedulerState, batch: TokenRowBatch, seconds: float) -> None:
     """Record what a computed step really took in the executor, to correct the curve's pace.
 
-    Steps that no curve predicted change nothing. A single step moves the pace by a few percent at
-    most, however late it was.
+    Steps that no curve predicted or in which nobody decoded change nothing.
     """
-    if batch.predicted_seconds <= 0 or seconds <= 0:
-        return
-    seen = seconds / batch.predicted_seconds
-    seen = min(max(seen, state.pace / _MAX_PACE_STEP), state.pace * _MAX_PACE_STEP)
-    state.pace = min(max(state.pace + _PACE_WEIGHT * (seen - state.pace), _MIN_PACE), _MAX_PACE)
+    num_decoding = sum(len(row.token_ids) == len(row.wanted) for row in batch.rows)
+    if batch.predicted_seconds > 0 and seconds > 0 and num_decoding:
+        is_mixed = num_decoding < len(batch.rows)
+        state.pace.record(seconds / batch.predicted_seconds, is_mixed=is_mixed)
 
 
 def record_kv_counts(state: SchedulerState, counts: KvCounts) -> None:

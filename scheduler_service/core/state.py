@@ -14,6 +14,7 @@ from scheduler_service.core.capacity import blocks_for
 from scheduler_service.core.cost_curve import NO_CURVE, CostCurve
 from scheduler_service.core.errors import InvalidParameterError
 from scheduler_service.core.output_lengths import OutputLengths
+from scheduler_service.core.pace import Pace
 from scheduler_service.core.queues import DeadlineQueue, WaitingQueue
 from scheduler_service.core.request import Request, RequestId, RequestStatus, SequenceId
 from scheduler_service.core.service_rate import ServiceRate
@@ -103,7 +104,7 @@ class SchedulerState:
         kv_counts: The executor's own counts, as last recorded; None before the first answer.
         may_open_early: Whether the first in the queue may be opened before it fits. False after
             its cached blocks had to be given back, until a running request ends.
-        pace: Seconds that steps take for each second of the curve, as seen of late.
+        pace: How fast steps are of late, against the curve.
         shares_prefixes: Whether waiting for a prefix that another request computes is of use.
         output_lengths: Lengths of finished outputs, which predict those to come.
         service_rate: How fast steps and the queue have been.
@@ -129,7 +130,7 @@ class SchedulerState:
     output_lengths: OutputLengths = field(default_factory=OutputLengths, init=False)
     service_rate: ServiceRate = field(default_factory=ServiceRate, init=False)
     now: float = field(default=0.0, init=False)
-    pace: float = field(default=1.0, init=False)
+    pace: Pace = field(default_factory=Pace, init=False)
 
     def __post_init__(self) -> None:
         self.waiting = WaitingQueue(self.limits.aging_seconds)

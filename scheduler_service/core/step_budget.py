@@ -102,23 +102,25 @@ class StepLoad:
 
 
 def step_bound(state: SchedulerState, load: StepLoad) -> float:
-    """Return the most seconds by the curve of a step with the decode rows of `load`.
+    """Return the most seconds by the curve of a step with the decode rows of `load` and prompts.
 
-    A bound that was set counts in real time, so it shrinks where steps are seen to take longer
-    than the curve says. The derived one is in units of the curve itself: the longest of a few
-    steps of one decode row, the smallest chunk of a prompt that is about as fast per token as any,
-    and two steps of the present decode rows alone.
+    The bound itself is in real time: the one that was set, or the longest of a few steps of one
+    decode row, the smallest chunk of a prompt that is about as fast per token as any, and two
+    steps of the present decode rows alone. By the curve it is longer or shorter, as steps of
+    decode rows and prompts are seen to take less or more than the curve says.
     """
-    curve, limits = load.curve, state.limits
+    curve, limits, pace = load.curve, state.limits, state.pace
     if not curve or not load.num_decode_rows:
         return math.inf
     alone = curve.step_seconds(load.num_decode_rows, load.num_decode_rows, load.num_positions)
-    if limits.max_step_seconds > 0:
-        return max(limits.max_step_seconds / state.pace, MIN_OWN_STEPS * alone)
-    chunk = curve.efficient_prompt_tokens(EFFICIENT_SHARE)
-    return max(
-        SINGLE_STEPS * curve.step_seconds(1, 1), curve.step_seconds(0, chunk), OWN_STEPS * alone
-    )
+    bound = limits.max_step_seconds
+    if bound <= 0:
+        bound = max(
+            SINGLE_STEPS * curve.step_seconds(1, 1) * pace.decode,
+            OWN_STEPS * alone * pace.decode,
+            curve.step_seconds(0, curve.efficient_prompt_tokens(EFFICIENT_SHARE)) * pace.mixed,
+        )
+    return max(bound / pace.mixed, MIN_OWN_STEPS * alone)
 
 
 def share_step(state: SchedulerState, candidates: Sequence[Request]) -> StepShares:

@@ -50,7 +50,7 @@ def test_cached_positions_cost_by_kind() -> None:
     assert curve.step_seconds(2, 2, 1000) == pytest.approx(5 + 1000 * position)
     assert curve.step_seconds(0, 16, 0, 1600) == pytest.approx(10 + 1600 * 32 / 3200)
     assert curve.marginal_seconds(1, 10) == pytest.approx(1 + 10 * position)
-    assert _curve((CostPoint(1, 1, 100, 4.5),)).step_seconds(0, 16, 0, 200) == 11.0
+    assert _curve((CostPoint(1, 1, 100, 4.5),)).step_seconds(0, 16, 0, 200) == 10.4
 
 
 def test_an_empty_curve_says_nothing() -> None:

@@ -184,16 +184,40 @@ def test_a_step_does_not_end_where_rows_cost_more() -> None:
     assert shape(run_step(state)[0]) == {"p": (0, 40)}
 
 
+def _slowed(state: SchedulerState, batch: TokenRowBatch, factor: float) -> None:
+    for _ in range(300):
+        record_step_seconds(state, batch, factor * batch.predicted_seconds)
+
+
 def test_the_pace_of_the_machine_shrinks_a_bound_in_real_time() -> None:
     """Steps that take twice what the curve says leave room for half of the work."""
-    state = _decoding(_limits(bound=60.0), 2, 900)
-    batch = must_plan(state)
-    for _ in range(200):
-        record_step_seconds(state, batch, 2 * batch.predicted_seconds)
-    assert state.pace == pytest.approx(2.0, rel=1e-3)
+    state = _decoding(_limits(bound=60.0), 2)
+    _slowed(state, run_step(state)[0], 2.0)
+    assert state.pace.decode == pytest.approx(2.0, rel=1e-3)
     assert step_bound(state, StepLoad(CURVE, 2)) == pytest.approx(30.0, rel=1e-3)
     state.limits = _limits()
-    assert step_bound(state, StepLoad(CURVE, 2)) == BASE + 64 * ROW, "the derived one stays"
+    assert step_bound(state, StepLoad(CURVE, 2)) == BASE + 64 * ROW, "the derived one grows"
+
+
+def test_prompts_that_are_faster_than_the_curve_says_get_more() -> None:
+    """As where their price behind a context was guessed: the bound in real time is the same."""
+    state = _decoding(_limits(bound=60.0), 2, 900)
+    batch, _ = run_step(state)
+    assert sum(num for _, num in _prompts(batch).values()) == 53
+    _slowed(state, batch, 0.5)
+    assert state.pace.decode == 1.0
+    assert state.pace.mixed == pytest.approx(0.5, rel=1e-3)
+    assert step_bound(state, StepLoad(CURVE, 2)) == pytest.approx(120.0, rel=1e-3)
+    state.limits = _limits()
+    expected = max(4 * (BASE + ROW) / 0.5, BASE + 64 * ROW)
+    assert step_bound(state, StepLoad(CURVE, 2)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_prompts_that_are_slower_than_the_curve_says_still_go_on() -> None:
+    """A tenth of what decoding takes is always theirs."""
+    state = _decoding(_limits(bound=30.0), 40, 900)
+    _slowed(state, run_step(state)[0], 9.0)
+    assert _prompts(must_plan(state))["p0"][1] == 4
 
 
 def test_one_late_step_hardly_moves_the_pace() -> None:
@@ -201,6 +225,6 @@ def test_one_late_step_hardly_moves_the_pace() -> None:
     state = _decoding(_limits(bound=60.0), 2)
     batch = must_plan(state)
     record_step_seconds(state, batch, 1000 * batch.predicted_seconds)
-    assert state.pace <= 1.05
+    assert state.pace.decode <= 1.05
     record_step_seconds(state, dataclasses.replace(batch, predicted_seconds=0.0), 9.0)
-    assert state.pace <= 1.05
+    assert state.pace.decode <= 1.05
