@@ -14,7 +14,8 @@ of the queue, as many tokens as the limits allow. With one:
   is the first one's again, and then that of the others in order.
 - Whoever waits may pass others that wait only with a prompt that is computed whole in this step.
   So those that stand before it soon find nobody who runs before them.
-- A step does not end at a number of tokens that costs clearly more per token than a smaller one.
+- A step does not end at a number of tokens that costs clearly more per token of a prompt than a
+  smaller one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from scheduler_service.core.state import SchedulerState
 EFFICIENT_SHARE: Final = 0.95
 """Of the best tokens a second: what the smallest chunk of the derived bound must reach."""
 
-MIN_RATE_SHARE: Final = 0.98
-"""Of the tokens a second of a smaller step: what a larger one must reach to be taken."""
+MIN_GAIN: Final = 0.98
+"""Of the time per token of a step: what that of a smaller one must be, to be taken instead."""
 
 SINGLE_STEPS: Final = 4.0
 """Steps of one decode row that the derived bound allows at least."""
@@ -173,13 +174,13 @@ class _Sharing:
         first = prompts[0] if prompts else candidates[0]
         if prompts and candidates and candidates[0].priority < prompts[0].rank:
             first = candidates[0]
+        alone = self.load.seconds()
         if kept is not None:
             self._add(kept, 1)
         others = [each for each in (*prompts, *candidates) if each is not first]
         behind = set(map(id, candidates[1:]))
         shorter = [e for e in others if e.num_uncomputed_tokens < first.num_uncomputed_tokens]
         shorter.sort(key=_by_class_and_length)
-        alone = self.load.seconds()
         if shorter:
             half = alone + (self.bound - alone) / 2
             self._take(first, max(1, self.num_left // 2), half)
@@ -194,7 +195,7 @@ class _Sharing:
                     break
             elif request.num_uncomputed_tokens < too_long and not self._take_whole(request):
                 too_long = request.num_uncomputed_tokens
-        self._trim(first)
+        self._trim(first, alone)
 
     def _take(self, request: Request, most: int, seconds: float) -> bool:
         """Give a request more tokens, as many as fit in `most` and in a step of so many seconds.
@@ -229,24 +230,25 @@ class _Sharing:
         self.num_left -= num_tokens
         self.load.add_prompt(num_tokens, request.num_computed_tokens)
 
-    def _trim(self, first: Request) -> None:
-        """Cut the first one's chunk where a smaller step computes more tokens a second.
+    def _trim(self, first: Request, alone: float) -> None:
+        """Cut the first one's chunk where prompts take less time a token in a smaller step.
 
-        Its last chunk is left alone: cutting it would cost a step more.
+        That is the time that they add to the decode rows, which take theirs anyway. A last chunk
+        is left alone: cutting it would cost a step more.
         """
         taken = self.shares.get(first.request_id, 0)
         if taken == first.num_uncomputed_tokens:
             return
         load, start = self.load, first.num_computed_tokens
-        total = load.num_decode_rows + load.num_prompt_tokens
-        best, best_rate = 0, total / max(load.seconds(), 1e-9)
-        best_rate /= MIN_RATE_SHARE
+        num_prompt, num_decode = load.num_prompt_tokens, load.num_decode_rows
+        best = 0
+        least = (load.seconds() - alone) / num_prompt * MIN_GAIN
         for size in load.curve.prompt_sizes:
-            cut = total - size
+            cut = num_decode + num_prompt - size
             if 0 < cut < taken:
-                rate = size / max(load.seconds(-cut, start), 1e-9)
-                if rate > best_rate:
-                    best, best_rate = cut, rate
+                seconds = (load.seconds(-cut, start) - alone) / (num_prompt - cut)
+                if seconds < least:
+                    best, least = cut, seconds
         if best:
             self._add(first, -best)
 

@@ -189,6 +189,15 @@ def _slowed(state: SchedulerState, batch: TokenRowBatch, factor: float) -> None:
         record_step_seconds(state, batch, factor * batch.predicted_seconds)
 
 
+def test_beside_decode_rows_only_what_prompts_add_counts() -> None:
+    """Deep in a context their tokens cost more than those of decode rows: no reason to cut."""
+    limits = _limits(bound=100.0)
+    state = _decoding(limits, 8, 900)
+    run_step(state)
+    state.requests[RequestId("p0")].num_computed_tokens = 400
+    assert _prompts(must_plan(state))["p0"][1] == int((100 - 12 - 8 * 2 * POSITION) / 5)
+
+
 def test_the_pace_of_the_machine_shrinks_a_bound_in_real_time() -> None:
     """Steps that take twice what the curve says leave room for half of the work."""
     state = _decoding(_limits(bound=60.0), 2)
