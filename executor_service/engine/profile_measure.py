@@ -35,7 +35,7 @@ CONTEXTS: Final = (0, 512, 2048)
 # Behind a context, attention adds the same for each row and position, so few shapes are enough;
 # each of their rows holds a context of its own, as those of users do.
 CONTEXT_DECODE_ROWS: Final[Mapping[int, tuple[int, ...]]] = {512: (1, 4), 2048: (1,)}
-CONTEXT_PROMPT_TOKENS: Final[Mapping[int, tuple[int, ...]]] = {512: (16, 128), 2048: (16, 128)}
+CONTEXT_PROMPT_TOKENS: Final[Mapping[int, tuple[int, ...]]] = {512: (128,), 2048: (128,)}
 
 
 def shapes(limits: Limits, num_blocks: int, block_size: int) -> list[StepShape]:

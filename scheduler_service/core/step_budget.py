@@ -33,8 +33,12 @@ from scheduler_service.core.state import SchedulerState
 EFFICIENT_SHARE: Final = 0.95
 """Of the best tokens a second: what the smallest chunk of the derived bound must reach."""
 
-MIN_GAIN: Final = 0.98
+MIN_GAIN: Final = 0.95
 """Of the time per token of a step: what that of a smaller one must be, to be taken instead."""
+
+MIN_GAIN_BESIDE: Final = 0.8
+"""The same beside decode rows, where a smaller chunk makes its own request wait for more steps:
+a curve has noise, and a kernel path that begins at the next row shows in it by more."""
 
 SINGLE_STEPS: Final = 4.0
 """Steps of one decode row that the derived bound allows at least."""
@@ -106,20 +110,22 @@ def step_bound(state: SchedulerState, load: StepLoad) -> float:
     """Return the most seconds by the curve of a step with the decode rows of `load` and prompts.
 
     The bound itself is in real time: the one that was set, or the longest of a few steps of one
-    decode row, the smallest chunk of a prompt that is about as fast per token as any, and two
-    steps of the present decode rows alone. By the curve it is longer or shorter, as steps of
-    decode rows and prompts are seen to take less or more than the curve says.
+    decode row, two steps of the present decode rows alone, and one of these with the smallest
+    chunk of a prompt that is about as fast per token as any. By the curve it is longer or shorter,
+    as steps of decode rows and prompts are seen to take less or more than the curve says.
     """
     curve, limits, pace = load.curve, state.limits, state.pace
     if not curve or not load.num_decode_rows:
         return math.inf
-    alone = curve.step_seconds(load.num_decode_rows, load.num_decode_rows, load.num_positions)
+    num_rows = load.num_decode_rows
+    alone = curve.step_seconds(num_rows, num_rows, load.num_positions)
     bound = limits.max_step_seconds
     if bound <= 0:
+        chunk = curve.efficient_prompt_tokens(EFFICIENT_SHARE)
         bound = max(
             SINGLE_STEPS * curve.step_seconds(1, 1) * pace.decode,
             OWN_STEPS * alone * pace.decode,
-            curve.step_seconds(0, curve.efficient_prompt_tokens(EFFICIENT_SHARE)) * pace.mixed,
+            curve.step_seconds(num_rows, num_rows + chunk, load.num_positions) * pace.mixed,
         )
     return max(bound / pace.mixed, MIN_OWN_STEPS * alone)
 
@@ -241,16 +247,17 @@ class _Sharing:
             return
         load, start = self.load, first.num_computed_tokens
         num_prompt, num_decode = load.num_prompt_tokens, load.num_decode_rows
-        best = 0
-        least = (load.seconds() - alone) / num_prompt * MIN_GAIN
-        for size in load.curve.prompt_sizes:
-            cut = num_decode + num_prompt - size
-            if 0 < cut < taken:
-                seconds = (load.seconds(-cut, start) - alone) / (num_prompt - cut)
-                if seconds < least:
-                    best, least = cut, seconds
-        if best:
-            self._add(first, -best)
+        min_gain = MIN_GAIN_BESIDE if num_decode else MIN_GAIN
+        now = (load.seconds() - alone) / num_prompt
+        costs = {
+            cut: (load.seconds(-cut, start) - alone) / (num_prompt - cut)
+            for size in load.curve.prompt_sizes
+            if 0 < (cut := num_decode + num_prompt - size) < taken
+        }
+        least = min(costs.values(), default=now)
+        if least < now * min_gain:
+            # Of those about as good, the largest step.
+            self._add(first, -min(cut for cut, cost in costs.items() if cost <= least / MIN_GAIN))
 
 
 def _by_class_and_length(request: Request) -> tuple[int, int]:

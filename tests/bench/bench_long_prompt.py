@@ -93,7 +93,11 @@ async def one_round(
     ended = max(each[-1] for each in arrivals)
     first = prompt_arrivals[0]
     if min(each[-1] for each in arrivals) < first:
-        raise RuntimeError("[bench] streams must outlast the prompt: ask for more --tokens")
+        late = sum(each[-1] < first for each in arrivals)
+        raise RuntimeError(
+            f"[bench] streams must outlast the prompt, which took {first - sent:.1f} s; {late} did "
+            "not: ask for more --tokens"
+        )
     gaps = [
         after - before
         for each in arrivals

@@ -98,10 +98,10 @@ def test_without_a_curve_nothing_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_decoding", "expected"), [(1, BASE + 64 * ROW), (200, 2 * (BASE + 200 * ROW))]
+    ("num_decoding", "expected"), [(1, BASE + 65 * ROW), (200, 2 * (BASE + 200 * ROW))]
 )
 def test_the_derived_bound(num_decoding: int, expected: float) -> None:
-    """The smallest chunk at 95 % of the best tokens a second, or twice what decoding takes."""
+    """A chunk at 95 % of the best tokens a second on top, or twice what decoding takes."""
     state = SchedulerState(_limits())
     load = StepLoad(CURVE, num_decoding)
     assert step_bound(state, load) == expected
@@ -189,6 +189,19 @@ def _slowed(state: SchedulerState, batch: TokenRowBatch, factor: float) -> None:
         record_step_seconds(state, batch, factor * batch.predicted_seconds)
 
 
+def test_beside_decode_rows_a_little_worse_is_no_reason_to_cut() -> None:
+    """It would make the prompt wait for more steps; a price that doubles is one."""
+    for price, expected in ((1.15, 60), (3.0, 31)):
+        points = [CostPoint(n, n, 0, BASE + n) for n in (1, 8)]
+        points += [CostPoint(1, n, 0, BASE + n) for n in (16, 32)]
+        points.append(CostPoint(1, 96, 0, BASE + 32 + 64 * price))
+        state = _decoding(
+            _limits(bound=100.0 if price > 2 else 70.0, curve=CostCurve(points)), 1, 900
+        )
+        num_tokens = _prompts(must_plan(state))["p0"][1]
+        assert num_tokens == expected, price
+
+
 def test_beside_decode_rows_only_what_prompts_add_counts() -> None:
     """Deep in a context their tokens cost more than those of decode rows: no reason to cut."""
     limits = _limits(bound=100.0)
@@ -205,7 +218,7 @@ def test_the_pace_of_the_machine_shrinks_a_bound_in_real_time() -> None:
     assert state.pace.decode == pytest.approx(2.0, rel=1e-3)
     assert step_bound(state, StepLoad(CURVE, 2)) == pytest.approx(30.0, rel=1e-3)
     state.limits = _limits()
-    assert step_bound(state, StepLoad(CURVE, 2)) == BASE + 64 * ROW, "the derived one grows"
+    assert step_bound(state, StepLoad(CURVE, 2)) == BASE + 66 * ROW, "the derived one grows"
 
 
 def test_prompts_that_are_faster_than_the_curve_says_get_more() -> None:
@@ -218,7 +231,7 @@ def test_prompts_that_are_faster_than_the_curve_says_get_more() -> None:
     assert state.pace.mixed == pytest.approx(0.5, rel=1e-3)
     assert step_bound(state, StepLoad(CURVE, 2)) == pytest.approx(120.0, rel=1e-3)
     state.limits = _limits()
-    expected = max(4 * (BASE + ROW) / 0.5, BASE + 64 * ROW)
+    expected = max(4 * (BASE + ROW) / 0.5, BASE + 66 * ROW)
     assert step_bound(state, StepLoad(CURVE, 2)) == pytest.approx(expected, rel=1e-3)
 
 
