@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from executor_service.kv_cache.manager import KvCacheManager
 from executor_service.kv_cache.provenance import Provenance
 from isobatch_kernels.step import PathCount
 
@@ -97,6 +98,19 @@ def test_what_was_in_a_block_before_is_forgotten() -> None:
     world.provenance.forget(np.array([3], np.int32))
     assert world.provenance.block(3, 2).writer_id is None
     assert world.provenance.block(3, 2).position_serials == (0, 0)
+
+
+def test_a_block_that_is_handed_out_has_no_writer_yet() -> None:
+    cache = KvCacheManager(1, BLOCK_SIZE, lambda _: None)
+    cache.open(5)
+    cache.grow({5: 16})
+    _Recorder(cache.provenance, {5: [0]}).step((5, 0, 16))
+    assert cache.provenance.block(0, 16).writer_id == 5
+    cache.release([5])
+    cache.open(6)
+    cache.grow({6: 1})
+    assert cache.provenance.block(0, 16).writer_id is None
+    assert cache.provenance.block(0, 16).position_serials == (0,) * 16
 
 
 def test_a_row_that_goes_back_is_the_writer_of_what_it_writes_again() -> None:

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from scheduler_service.core import SamplingParams
-from scheduler_service.sampling import Statistic, WantedStatistics, uniform, wanted_statistics
+from scheduler_service.sampling import (
+    Statistic,
+    WantedStatistics,
+    uniform,
+    wanted_statistics,
+    with_runner_up,
+)
 from scheduler_service.sampling.request import inverse_temperature
 
 
@@ -82,3 +88,23 @@ def test_statistic_bits_are_those_of_the_contract() -> None:
         "DIGEST": 64,
     }
     assert {statistic.name: statistic.value for statistic in Statistic} == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "max_top_k", "top_k"),
+    [
+        (SamplingParams(), 300, 2),
+        (SamplingParams(), 1, 1),
+        (SamplingParams(temperature=1), 300, 2),
+        (SamplingParams(temperature=1, top_k=1), 300, 2),
+        (SamplingParams(temperature=1, top_k=40), 300, 40),
+    ],
+)
+def test_the_two_largest_are_asked_for_beside_what_decides(
+    params: SamplingParams, max_top_k: int, top_k: int
+) -> None:
+    question = _ask(params, max_top_k=max_top_k)
+    asked = with_runner_up(question, vocab_size=1000, max_top_k=max_top_k)
+    assert asked.statistics == question.statistics | Statistic.TOP_K
+    assert asked.top_k == top_k
+    assert (asked.quantile, asked.edits) == (question.quantile, question.edits)
