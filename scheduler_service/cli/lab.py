@@ -79,6 +79,7 @@ async def _run(
     addresses: dict[str, str], check: Callable[[], None], *, quick: bool, threshold_rows: int
 ) -> Report:
     from scheduler_service.lab import article, prompts
+    from scheduler_service.lab.acceptance import acceptance
     from scheduler_service.lab.bench_executor import BenchExecutor
     from scheduler_service.lab.report import Report
     from scheduler_service.text.tokenizer import Tokenizer
@@ -98,6 +99,7 @@ async def _run(
         switch = await article.switch(benches, plan, speeds, output.note)
         divergences = await article.divergence(benches, encoded, plan, output.note)
         cases = await article.verify_case(benches, plan, output.note)
+        acceptances = await acceptance(benches, encoded, plan, output.note)
     capabilities = description.capabilities
     return Report(
         model=capabilities.model.model_id,
@@ -110,6 +112,7 @@ async def _run(
         switch=switch,
         divergences=tuple(divergences),
         verify_cases=tuple(cases),
+        acceptances=tuple(acceptances),
     )
 
 

@@ -108,7 +108,7 @@ def _prompt(bench: BenchExecutor, seed: int, count: int) -> tuple[int, ...]:
     return tuple((7919 * (seed + 1) + 104729 * i) % bench.vocab_size for i in range(count))
 
 
-async def _start(bench: BenchExecutor, tokens: Sequence[int]) -> tuple[int, Outcome]:
+async def start_sequence(bench: BenchExecutor, tokens: Sequence[int]) -> tuple[int, Outcome]:
     """Open a sequence and compute its prompt in a step of its own."""
     sequence = await bench.open()
     step = await bench.step([Row(sequence, tuple(tokens))])
@@ -144,7 +144,9 @@ async def speed(benches: Bench, plan: Plan, progress: Progress) -> Speed:
         for count in plan.concurrency:
             for mode, policy in MODES.items():
                 bench = benches[policy]
-                sequences = [(await _start(bench, _prompt(bench, i, 32)))[0] for i in range(count)]
+                sequences = [
+                    (await start_sequence(bench, _prompt(bench, i, 32)))[0] for i in range(count)
+                ]
                 found[mode][count] += await _decode_seconds(
                     bench, sequences, plan.decode_steps, one_by_one=mode == _UNBATCHED
                 )
@@ -185,7 +187,9 @@ async def switch(benches: Bench, plan: Plan, speeds: Speed, progress: Progress) 
         for count in tried:
             # The prompts alone first, then a few steps together: one rounding may hide in the
             # logits of its own step, but not in those that read the cache later.
-            sequences = [(await _start(bench, _prompt(bench, i, 2)))[0] for i in range(count)]
+            sequences = [
+                (await start_sequence(bench, _prompt(bench, i, 2)))[0] for i in range(count)
+            ]
             digests = []
             for token in _prompt(bench, 7, _SWITCH_STEPS):
                 step = await bench.step([Row(each, (token,)) for each in sequences])
@@ -205,9 +209,9 @@ async def _story(
     bench: BenchExecutor, prompt: Sequence[int], count: int, others: Sequence[Sequence[int]]
 ) -> list[Outcome]:
     """A greedy text after a prompt that is read alone, with `others` decoding beside it."""
-    subject, first = await _start(bench, prompt)
+    subject, first = await start_sequence(bench, prompt)
     outcomes = [first]
-    company = [await _start(bench, each) for each in others]
+    company = [await start_sequence(bench, each) for each in others]
     sequences = [subject, *(each for each, _ in company)]
     tokens = [first.token_id, *(outcome.token_id for _, outcome in company)]
     while len(outcomes) < count:
@@ -257,7 +261,7 @@ async def verify_case(benches: Bench, plan: Plan, progress: Progress) -> list[Ve
     for policy, bench in benches.items():
         runs = []
         for has_company in (False, True):
-            subject, _ = await _start(bench, _prompt(bench, 3, 2))
+            subject, _ = await start_sequence(bench, _prompt(bench, 3, 2))
             rows = [Row(subject, _prompt(bench, 4, _VERIFY_ROWS), wants_all=True)]
             other = await bench.open()
             if has_company:

@@ -98,6 +98,10 @@ class BenchExecutor:
         del self._positions[sequence_id]
         self._released.append(SequenceId(sequence_id))
 
+    def rewind(self, sequence_id: int, num_tokens: int) -> None:
+        """Let the last tokens of a sequence go: its next row is computed in their place."""
+        self._positions[sequence_id] -= num_tokens
+
     async def step(self, rows: Sequence[Row], *, wants_digests: bool = True) -> Step:
         """Compute one step of these rows. Raises StepError where it cannot be used."""
         self._num_steps += 1

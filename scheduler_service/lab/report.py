@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Final
 
+from scheduler_service.lab.acceptance import MOST_DRAFTS, Acceptance
 from scheduler_service.lab.article import Divergence, Plan, Speed, Switch, TopTwo, VerifyCase
 from scheduler_service.lab.line_plot import line_plot
 
@@ -25,6 +26,7 @@ class Report:
     switch: Switch
     divergences: tuple[Divergence, ...]
     verify_cases: tuple[VerifyCase, ...]
+    acceptances: tuple[Acceptance, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def tables(report: Report) -> tuple[Table, ...]:
         _divergence(report),
         _top_two(report.divergences),
         _verify(report.verify_cases),
+        _acceptance(report),
     )
 
 
@@ -164,6 +167,28 @@ def _verify(cases: Sequence[VerifyCase]) -> Table:
          "later logits that differ"),
         tuple(rows),
     )  # fmt: skip
+
+
+def _acceptance(report: Report) -> Table:
+    def share(accepted: int, proposed: int) -> str:
+        return f"{accepted} of {proposed}" + (f" ({accepted / proposed:.1%})" if proposed else "")
+
+    rows = [
+        (
+            each.policy,
+            share(each.accepted_alone, each.proposed_alone),
+            share(each.accepted_together, each.proposed_together),
+            f"{each.texts_differ} of {each.num_texts}",
+        )
+        for each in report.acceptances
+    ]
+    return Table(
+        "Drafts accepted",
+        f"Greedy texts of {report.plan.story_tokens} tokens with {MOST_DRAFTS} drafts by lookup at "
+        "most in a step, one text at a time and all texts at once.",
+        ("policy", "accepted alone", "accepted together", "texts that differ"),
+        tuple(rows),
+    )
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -44,6 +44,11 @@ def test_a_quick_report_says_where_results_change(tmp_path: Path) -> None:
         assert case["later_logits_differ"] == 0 or differs, case
     for text in report["divergences"]:
         assert (text["first_digest"] is not None) == (text["policy"] == "threshold"), text
+    for drafts in report["acceptances"]:
+        if drafts["policy"] != "threshold":
+            assert drafts["texts_differ"] == 0
+            for name in ("proposed", "accepted"):
+                assert drafts[f"{name}_alone"] == drafts[f"{name}_together"], drafts
     assert all(
         len(speeds) == 3 and min(speeds) > 0
         for speeds in report["speed"]["tokens_per_second"].values()

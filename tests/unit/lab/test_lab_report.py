@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_service.lab.acceptance import Acceptance, accepted_tokens
 from scheduler_service.lab.article import (
     MODES,
     Divergence,
@@ -46,6 +47,8 @@ REPORT = Report(
     ),
     verify_cases=(VerifyCase("threshold", 124, 4, 4, 8, 8),
                   VerifyCase("exact", 124, 0, None, 0, 8)),
+    acceptances=(Acceptance("threshold", 8, 200, 66, 210, 78, 3),
+                 Acceptance("exact", 8, 0, 0, 0, 0, 0)),
 )  # fmt: skip
 
 
@@ -87,6 +90,23 @@ def test_the_text_has_ratios_and_places() -> None:
     assert re.search(r"exact +0 of 1 +0 of 1 +- +-$", text, re.MULTILINE)
     assert "3 (1.5000), 4 (1.2500)" in text
     assert re.search(r"exact +0 +not told +0 of 8$", text, re.MULTILINE)
+    assert re.search(r"66 of 200 \(33.0%\) +78 of 210 \(37.1%\) +3 of 8$", text, re.MULTILINE)
+    assert re.search(r"exact +0 of 0 +0 of 0 +0 of 8$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "greedy", "emitted"),
+    [
+        ((), (5,), [5]),
+        ((5, 6), (5, 6, 7), [5, 6, 7]),
+        ((5, 6), (5, 9, 7), [5, 9]),
+        ((5, 6), (4, 6, 7), [4]),
+    ],
+)
+def test_a_verify_row_emits_the_right_drafts_and_one_more(
+    drafts: tuple[int, ...], greedy: tuple[int, ...], emitted: list[int]
+) -> None:
+    assert accepted_tokens(drafts, greedy) == emitted
 
 
 def test_the_page_is_whole_and_escaped() -> None:
@@ -94,7 +114,7 @@ def test_the_page_is_whole_and_escaped() -> None:
     assert "m&lt;1&gt;" in page
     assert "<script" not in page
     assert not re.search(r"(src|href)=", page)
-    assert page.count("<table>") == 5
+    assert page.count("<table>") == 6
     ElementTree.fromstring(
         page.removeprefix("<!doctype html>").replace('<meta charset="utf-8">', "")
     )
