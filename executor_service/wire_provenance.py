@@ -73,8 +73,8 @@ def _step(report: StepReport) -> pb.ProvenanceStep:
         num_wanted=step.num_wanted,
         num_rows=step.num_rows,
         path_set=step.path_set,
-        sequence_hashes=np.array(report.sequence_hashes, "<u8").tobytes(),
-        row_num_tokens=np.array(step.row_num_tokens, "<i4").tobytes(),
+        sequence_hashes=report.sequence_hashes.astype("<u8", copy=False).tobytes(),
+        row_num_tokens=step.row_num_tokens.astype("<i4", copy=False).tobytes(),
     )
 
 

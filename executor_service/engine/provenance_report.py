@@ -16,7 +16,7 @@ import numpy as np
 from executor_service.errors import RecordNotKeptError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -44,13 +44,13 @@ class BlockReport:
     position_digests: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepReport:
     """One step."""
 
     record: StepRecord
-    # One for each token row; empty when these are no longer kept.
-    sequence_hashes: tuple[int, ...]
+    # (num_rows,), one for each token row; empty when these are no longer kept.
+    sequence_hashes: npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ProvenanceReports:
         record = provenance.step(serial)
         if record is None:
             raise RecordNotKeptError("[provenance] the step must be kept, got one that is not")
-        return ProvenanceReport(tuple(provenance.path_sets), (self._step(record),))
+        return ProvenanceReport(tuple(provenance.path_sets), self._steps([record]))
 
     def of_sequence(
         self, sequence_id: int, num_positions: int, include_digests: bool
@@ -108,12 +108,25 @@ class ProvenanceReports:
             for index, (block, record) in enumerate(zip(ids, records, strict=True))
         )
         return ProvenanceReport(
-            tuple(provenance.path_sets), tuple(self._step(step) for _, step in steps), blocks
+            tuple(provenance.path_sets), self._steps([step for _, step in steps]), blocks
         )
 
-    def _step(self, record: StepRecord) -> StepReport:
-        epoch = record.scheduler_epoch
-        return StepReport(record, tuple(self._hash(each, epoch) for each in record.sequence_ids))
+    def _steps(self, records: Sequence[StepRecord]) -> tuple[StepReport, ...]:
+        """Return reports of steps; each sequence is hashed once, however many rows it had."""
+        hashes: dict[int, npt.NDArray[np.uint64]] = {}
+        for epoch in {record.scheduler_epoch for record in records}:
+            ids = [each.sequence_ids for each in records if each.scheduler_epoch == epoch]
+            unique, inverse = np.unique(np.concatenate(ids), return_inverse=True)
+            hashed = np.array([self._hash(each, epoch) for each in unique.tolist()], np.uint64)
+            hashes[epoch] = hashed[inverse]
+        reports = []
+        next_of = dict.fromkeys(hashes, 0)
+        for record in records:
+            epoch, count = record.scheduler_epoch, len(record.sequence_ids)
+            start = next_of[epoch]
+            next_of[epoch] = start + count
+            reports.append(StepReport(record, hashes[epoch][start : start + count]))
+        return tuple(reports)
 
     def _hash(self, sequence_id: int | None, scheduler_epoch: int) -> int:
         if sequence_id is None:

@@ -48,7 +48,7 @@ class KernelUse:
     dispatches: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepRecord:
     """One step that wrote to the cache."""
 
@@ -58,9 +58,9 @@ class StepRecord:
     num_wanted: int
     num_rows: int
     path_set: int
-    # One for each token row; empty when these are no longer kept.
-    sequence_ids: tuple[int, ...]
-    row_num_tokens: tuple[int, ...]
+    # (num_rows,), one for each token row; empty when these are no longer kept.
+    sequence_ids: UInt64
+    row_num_tokens: Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,8 @@ class Provenance:
             num_wanted=num_wanted,
             num_rows=end - first,
             path_set=path_set,
-            sequence_ids=tuple(self._row_ids[where].tolist()),
-            row_num_tokens=tuple(self._row_tokens[where].tolist()),
+            sequence_ids=self._row_ids[where],
+            row_num_tokens=self._row_tokens[where],
         )
 
     def block(self, block_id: int, num_positions: int) -> BlockRecord:

@@ -51,9 +51,9 @@ def test_provenance_names_steps_rows_and_writers() -> None:
     world.step(Row(1, (5,), 17), Row(2, (6, 7, 8)))
     report = world.session.provenance(1, 0, include_digests=True)
     assert [step.record.step_id for step in report.steps] == [1, 2]
-    assert [step.record.row_num_tokens for step in report.steps] == [(17,), (1, 3)]
-    mine, neighbour = report.steps[1].sequence_hashes
-    assert report.steps[0].sequence_hashes == (mine,)
+    assert [step.record.row_num_tokens.tolist() for step in report.steps] == [[17], [1, 3]]
+    mine, neighbour = report.steps[1].sequence_hashes.tolist()
+    assert report.steps[0].sequence_hashes.tolist() == [mine]
     assert mine not in (1, neighbour)
     assert [block.position_steps for block in report.blocks] == [(0,) * 16, (0, 1)]
     assert [block.writer_hash for block in report.blocks] == [mine, mine]
@@ -123,5 +123,5 @@ def test_a_block_that_is_taken_over_forgets_its_writer() -> None:
     world.step(Row(2, (5,) * 40, 60))
     report = world.session.provenance(2, 0)
     (mine,) = {block.writer_hash for block in report.blocks}
-    assert {each for step in report.steps for each in step.sequence_hashes} == {mine}
+    assert {each for step in report.steps for each in step.sequence_hashes.tolist()} == {mine}
     assert [step.record.step_id for step in report.steps] == [2, 3]

@@ -69,7 +69,7 @@ def test_every_position_names_its_step_and_every_step_its_rows() -> None:
     assert second is not None
     assert (second.scheduler_epoch, second.step_id) == (77, 2)
     assert (second.num_tokens, second.num_wanted, second.num_rows) == (8, 2, 2)
-    assert (second.sequence_ids, second.row_num_tokens) == ((5, 9), (1, 7))
+    assert (second.sequence_ids.tolist(), second.row_num_tokens.tolist()) == ([5, 9], [1, 7])
     assert [use.path for use in provenance.path_sets[second.path_set]] == ["gemm"]
 
 
