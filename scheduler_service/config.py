@@ -8,6 +8,10 @@ from pathlib import Path
 
 from scheduler_service import logs, runtime_paths, settings
 from scheduler_service.errors import ConfigurationError
+from scheduler_service.speculation import MAX_DRAFT_TOKENS, ProposerKind
+
+SPECULATION_OFF = "off"
+SPECULATION_KINDS = (SPECULATION_OFF, *(kind.value for kind in ProposerKind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ class SchedulerConfig:
     log_file: str = ""
     # Whether the log holds the text of prompts (servicer).
     log_prompts: bool = False
+    # Who drafts tokens: off or lookup (speculation).
+    speculation: str = "off"
+    # Most drafted tokens of one row (speculation).
+    max_draft_tokens: int = 8
     # Whether gRPC reflection answers (server).
     reflection: bool = True
     # Folder for traces of requests, as an absolute path; empty keeps none (server).
@@ -84,6 +92,10 @@ class SchedulerConfig:
         for name in ("recovery_deadline_seconds", "drain_seconds", "max_step_ms"):
             value = getattr(self, name)
             _require(0 <= value < float("inf"), name, "must be a finite number at least 0", value)
+        _require(self.speculation in SPECULATION_KINDS, "speculation",
+                 f"must be one of {', '.join(SPECULATION_KINDS)}", self.speculation)  # fmt: skip
+        _require(1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS, "max_draft_tokens",
+                 f"must be in 1..{MAX_DRAFT_TOKENS}", self.max_draft_tokens)  # fmt: skip
         _require(self.log_level in logs.LEVELS, "log_level",
                  f"must be one of {', '.join(logs.LEVELS)}", self.log_level)  # fmt: skip
         _require(self.log_format in logs.FORMATS, "log_format",
@@ -164,6 +176,8 @@ _HELP: Mapping[str, str] = {
     "log_format": f"format of logs: {', '.join(logs.FORMATS)}",
     "log_file": "file for logs instead of standard error; it is rotated",
     "log_prompts": "whether the log holds the text of prompts: true or false",
+    "speculation": f"who drafts tokens: {', '.join(SPECULATION_KINDS)}; changes no token",
+    "max_draft_tokens": "most drafted tokens that one step verifies for a request",
     "reflection": "whether gRPC reflection answers: true or false",
     "trace_dir": "folder for traces of requests that ask for one; empty keeps none",
     "metrics_exemplars": "whether latencies in OpenMetrics name a request each: true or false",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_service import logs
-from scheduler_service.config import SchedulerConfig
+from scheduler_service.config import SPECULATION_OFF, SchedulerConfig
 from scheduler_service.core import Limits, RequestId
 from scheduler_service.errors import (
     ExecutorChangedError,
@@ -33,6 +33,7 @@ from scheduler_service.fan_out import Totals
 from scheduler_service.metrics import ReconnectReason, SchedulerMetrics
 from scheduler_service.slow_readers import SlowReaders
 from scheduler_service.spans import Spans
+from scheduler_service.speculation import AdaptiveController, LookupProposer, Speculator
 from scheduler_service.step_loop import Clock, StepLoop
 from scheduler_service.step_sampler import StepSampler
 from scheduler_service.text.errors import TokenizerError
@@ -217,9 +218,16 @@ class Engine:
             self._clock,
             None if self._spans is None else self._spans.step,
             SlowReaders(self._config.max_undelivered_tokens, self._config.slow_reader_seconds),
+            self._speculator(),
         )
         _LOG.info("model_served", model=capabilities.model.model_id, device=capabilities.device)
         return ServedModel(capabilities, tokenizer, loop)
+
+    def _speculator(self) -> Speculator | None:
+        config = self._config
+        if config.speculation == SPECULATION_OFF:
+            return None
+        return Speculator(LookupProposer(), AdaptiveController(), config.max_draft_tokens)
 
     def _limits(self, capabilities: Capabilities) -> Limits:
         config, model = self._config, capabilities.model

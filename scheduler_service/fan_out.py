@@ -1,8 +1,9 @@
 """Events of the core to streams and numbers."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import assert_never
 
 from scheduler_service import logs
@@ -15,6 +16,7 @@ from scheduler_service.core import (
     RequestPreempted,
     SchedulerState,
     TokenEmitted,
+    cut_output,
     finish_by_stop_string,
 )
 from scheduler_service.errors import DeadlineError, InternalError, SlowReaderError
@@ -41,6 +43,8 @@ class Totals:
     num_prompt_tokens: int = 0
     num_preemptions: int = 0
     num_executor_reconnects: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
 
 class FanOut:
@@ -67,12 +71,13 @@ class FanOut:
         self._totals = totals
         self._on_end = on_end
         self._events: deque[Event] = deque()
-        self._digests: dict[RequestId, bytes] = {}
+        # Of tokens that are queued, in order.
+        self._digests: dict[RequestId, deque[bytes]] = {}
 
     @property
     def num_kept_digests(self) -> int:
         """Digests whose tokens have not been given out."""
-        return len(self._digests)
+        return sum(map(len, self._digests.values()))
 
     @property
     def has_events(self) -> bool:
@@ -85,13 +90,23 @@ class FanOut:
         if stream.wants_digests:
             self.digest_ids.add(stream.request.request_id)
 
-    def add(self, events: Iterable[Event], digests: dict[RequestId, bytes] | None = None) -> None:
-        """Queue events; `digests` belong to the tokens among them."""
-        self._events.extend(events)
-        for request_id, digest in (digests or {}).items():
-            # A request that ended while its step ran has no token for its digest.
-            if request_id in self.streams:
-                self._digests[request_id] = digest
+    def add(
+        self,
+        events: Iterable[Event],
+        digests: Mapping[RequestId, Sequence[bytes]] = MappingProxyType({}),
+    ) -> None:
+        """Queue events; `digests` belong to the tokens among them, in order."""
+        left = {request_id: iter(each) for request_id, each in digests.items()}
+        for event in events:
+            self._events.append(event)
+            # A request that ended while its step ran has no token for its digests.
+            if (
+                isinstance(event, TokenEmitted)
+                and event.request_id in left
+                and event.request_id in self.streams
+            ):
+                kept = self._digests.setdefault(event.request_id, deque())
+                kept.append(next(left[event.request_id]))
 
     def dispatch(
         self,
@@ -133,6 +148,9 @@ class FanOut:
         metrics: ModelMetrics,
         now: float,
     ) -> None:
+        if stream.has_stopped:
+            # The step drew more tokens than the text needed.
+            return
         exemplar = metrics.exemplar(event.request_id)
         if stream.last_token_at is None:
             metrics.time_to_first_token.observe(now - stream.request.arrival, exemplar)
@@ -140,10 +158,12 @@ class FanOut:
             metrics.inter_token_latency.observe(now - stream.last_token_at, exemplar)
         self._totals.num_generated_tokens += 1
         metrics.generated_tokens.inc()
-        digest = self._digests.pop(event.request_id, None)
+        digests = self._digests.get(event.request_id)
+        digest = digests.popleft() if digests else None
         if stream.push_token(event.token_id, now, digest):
             # The answer comes in front of other requests' events, which it does not concern.
             self._events.extendleft(finish_by_stop_string(state, event.request_id))
+            cut_output(stream.request, event.index + 1)
         self.slow_readers.check(state, event.request_id, stream.num_pending, now)
 
     def _finish(

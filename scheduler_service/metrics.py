@@ -12,6 +12,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from scheduler_service.speculation import ProposerKind
+
 # The times at which series were created would make a third of the lines, and nobody reads them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -67,6 +69,7 @@ class PreemptionReason(StrEnum):
     PRIORITY = "priority"
     PAUSED = "paused"
     EXECUTOR_RESTART = "executor_restart"
+    NON_FINITE_DRAFT = "non_finite_draft"
 
 
 class RefusalReason(StrEnum):
@@ -93,6 +96,21 @@ class ReconnectReason(StrEnum):
     RESTARTED = "restarted"
 
 
+class DraftPosition(StrEnum):
+    """Place of a drafted token in its row, from 1."""
+
+    P1 = "1"
+    P2 = "2"
+    P3 = "3"
+    P4 = "4"
+    P5_TO_8 = "5-8"
+    P9_AND_MORE = "9+"
+
+
+_DRAFT_POSITIONS = (
+    DraftPosition.P1, DraftPosition.P2, DraftPosition.P3, DraftPosition.P4,
+    *(DraftPosition.P5_TO_8,) * 4,
+)  # fmt: skip
 _QUEUE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _FIRST_TOKEN_SECONDS = (
     0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60,
@@ -139,7 +157,18 @@ class ModelMetrics:
     executor_reconnects: dict[ReconnectReason, Counter]
     # Of closed traces of requests.
     trace_bytes: Counter
+    # By proposer and position: drafted tokens that were verified, and those accepted.
+    draft_tokens: dict[tuple[ProposerKind, DraftPosition], Counter]
+    accepted_draft_tokens: dict[tuple[ProposerKind, DraftPosition], Counter]
     has_exemplars: bool
+
+    def count_drafts(self, proposer: ProposerKind, num_drafted: int, num_accepted: int) -> None:
+        """Count the drafted tokens of one row."""
+        for index in range(num_drafted):
+            place = _DRAFT_POSITIONS[index : index + 1] or (DraftPosition.P9_AND_MORE,)
+            self.draft_tokens[proposer, place[0]].inc()
+            if index < num_accepted:
+                self.accepted_draft_tokens[proposer, place[0]].inc()
 
     def exemplar(self, request_id: str) -> dict[str, str] | None:
         """Return what names a request beside a value of a histogram, where that is asked for.
@@ -230,6 +259,13 @@ class SchedulerMetrics:
             "executor_reconnects", "New connections to the executor.", ("model", "reason")
         )
         self._trace_bytes = counter("trace_bytes", "Bytes of requests' traces.", model)
+        draft = ("model", "proposer", "position")
+        self._drafts = counter(
+            "draft_tokens", "Drafted tokens verified, by place in their row.", draft
+        )
+        self._accepted_drafts = counter(
+            "accepted_draft_tokens", "Drafted tokens that were the ones drawn.", draft
+        )
         self._build_info = gauge(
             "build_info", "Always 1; the labels identify the build.",
             ("version", "device", "mlx_version"),
@@ -272,5 +308,15 @@ class SchedulerMetrics:
                 each: self._reconnects.labels(model, each) for each in ReconnectReason
             },
             trace_bytes=self._trace_bytes.labels(model),
+            draft_tokens=_by_draft(self._drafts, model),
+            accepted_draft_tokens=_by_draft(self._accepted_drafts, model),
             has_exemplars=self._has_exemplars,
         )
+
+
+def _by_draft(counter: Counter, model: str) -> dict[tuple[ProposerKind, DraftPosition], Counter]:
+    return {
+        (proposer, position): counter.labels(model, proposer, position)
+        for proposer in ProposerKind
+        for position in DraftPosition
+    }

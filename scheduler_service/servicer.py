@@ -152,6 +152,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
                 priority=options.priority,
                 client_id=api.client_key(options, peer),
                 group_id=request_id,
+                takes_drafts=not options.disable_speculation,
             )
             detokenizer = model.tokenizer.detokenizer(
                 include_special_tokens=options.include_special_tokens
@@ -216,6 +217,8 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             num_preemptions=totals.num_preemptions,
             num_executor_reconnects=totals.num_executor_reconnects,
             executor_connected=self._engine.is_connected,
+            num_draft_tokens=totals.num_draft_tokens,
+            num_accepted_draft_tokens=totals.num_accepted_draft_tokens,
         )
         if self._engine.served is not None:
             state = self._engine.served.loop.state

@@ -42,6 +42,7 @@ from scheduler_service.core import (
     record_step_seconds,
     submit,
 )
+from scheduler_service.draft_metrics import count_drafts
 from scheduler_service.errors import ServiceError, SlowReaderError, from_core
 from scheduler_service.executor_client import ExecutorSession
 from scheduler_service.fan_out import FanOut, Totals
@@ -55,6 +56,7 @@ from scheduler_service.metrics import (
 from scheduler_service.queue_metrics import refusal_reason, update_gauges
 from scheduler_service.sampling import WantedStatistics
 from scheduler_service.slow_readers import SlowReaders
+from scheduler_service.speculation import Speculator
 from scheduler_service.step_sampler import SampledStep, StepSampler
 from scheduler_service.streams import TokenStream
 from scheduler_service.tracing.tracer import Tracer
@@ -115,6 +117,7 @@ class StepLoop:
         clock: Clock = time.monotonic,
         on_step: Callable[[TokenRowBatch, PhaseTimes, float], None] | None = None,
         slow_readers: SlowReaders | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """Schedule requests of `model` within `limits`; `clock` gives monotonic seconds.
 
@@ -127,6 +130,8 @@ class StepLoop:
         if slow_readers is None:
             slow_readers = SlowReaders(sys.maxsize, math.inf)
         self.fan_out = FanOut(totals, slow_readers, self.tracer.end)
+        # Drafts tokens for the next step; may be exchanged between steps.
+        self.speculator = speculator
         # True once a step of the present session was answered.
         self.has_progressed = False
         self._model = model
@@ -248,6 +253,8 @@ class StepLoop:
             else:
                 self._count_step()
                 self._update_gauges()
+                if self.speculator is not None:
+                    self.speculator.forget_ended(self.state)
                 times = (next_deadline(self.state), self.fan_out.slow_readers.next_time())
                 due = min((each for each in times if each is not None), default=None)
                 timeout = None if due is None else max(0.0, due - self._clock())
@@ -269,7 +276,10 @@ class StepLoop:
         return seconds
 
     def _plan(self, now: float) -> TokenRowBatch | None:
-        batch = plan(self.state, now)
+        drafts = {}
+        if self.speculator is not None:
+            drafts = self.speculator.draft(self.state)
+        batch = plan(self.state, now, drafts)
         if batch is not None:
             self.fan_out.add(batch.events)
         return batch
@@ -309,10 +319,16 @@ class StepLoop:
                     written=written, answered=answered, executor_seconds=reply.executor_seconds,
                 )  # fmt: skip
             self.fan_out.add(events, sampled.digests)
-            num_prompt_tokens = sum(len(row.token_ids) for row in batch.rows if not _is_single(row))
+            num_prompt_tokens = sum(
+                len(row.token_ids) for row in batch.rows if row.num_known_tokens > 1
+            )
             self.state.service_rate.record_step(
                 num_prompt_tokens, batch.num_tokens, answered - written
             )
+            if self.speculator is not None:
+                seconds = self._clock() - started - opening_seconds
+                counts = self.speculator.learn(batch, sampled.rows, seconds)
+                count_drafts(self.speculator.kind, counts, self._totals, self._metrics)
         self.has_progressed = True
         times = PhaseTimes(
             started, planned, opening_seconds, written, fanned_out, answered, self._clock()
@@ -378,9 +394,5 @@ class StepLoop:
                 self._metrics.step_rows[phase].observe(count)
 
 
-def _is_single(row: TokenRow) -> bool:
-    return len(row.token_ids) == 1
-
-
 def _is_prefill(row: TokenRow, request: Request) -> bool:
-    return len(row.token_ids) > 1 or row.start_position < len(request.prompt_token_ids)
+    return row.num_known_tokens > 1 or row.start_position < len(request.prompt_token_ids)

@@ -27,12 +27,17 @@ class SampledStep:
     """What came of a step, by request."""
 
     rows: dict[RequestId, SampledRow]
-    # 16 bytes for each request that asked for digests.
-    digests: dict[RequestId, bytes]
+    # 16 bytes for each token of the requests that asked for digests.
+    digests: dict[RequestId, tuple[bytes, ...]]
 
 
 class StepSampler:
-    """Samples the tokens of one model's steps. The last wanted position of a row is its token."""
+    """Samples the tokens of one model's steps.
+
+    At each wanted position of a row a token is drawn, with the random number of its own absolute
+    position. A drafted token is accepted when it equals the one drawn in its place; the first
+    that differs ends the row and is a token as well.
+    """
 
     def __init__(self, vocab_size: int, max_top_k: int) -> None:
         """Sample from `vocab_size` ids; the executor gives at most `max_top_k` top-K entries."""
@@ -74,32 +79,77 @@ class StepSampler:
         answer: StepAnswer,
         fetch_rows: FetchRows,
     ) -> SampledStep:
-        """Return the tokens of a step, fetching full rows where the statistics do not decide."""
-        rows = {
-            row.request_id: SampledRow(error=error)
-            for row, error in zip(batch.rows, answer.row_errors, strict=True)
-            if error is not None
-        }
-        digests: dict[RequestId, bytes] = {}
-        undecided: list[tuple[int, RequestId, WantedPosition]] = []
-        for index, (row, position) in enumerate(_wanted(batch)):
-            request_id = row.request_id
-            if request_id in rows and rows[request_id].error is not None:
-                continue
-            if answer.digests[index]:
-                digests[request_id] = answer.digests[index]
-            u = questions[index].quantile
-            token = choose(position.params, answer.statistics[index], u)
-            if token is NEED_FULL_ROW:
-                undecided.append((index, request_id, position))
-            else:
-                rows[request_id] = SampledRow(token_id=int(token))
-        if undecided:
-            full = await fetch_rows([index for index, _, _ in undecided])
-            for (index, request_id, position), logits in zip(undecided, full, strict=True):
-                token_id = choose_from_full_row(position.params, logits, questions[index].quantile)
-                rows[request_id] = SampledRow(token_id=token_id)
+        """Return the tokens of a step, fetching full rows where the statistics do not decide.
+
+        A full row is fetched only where all drafted tokens before it were accepted.
+        """
+        rows: dict[RequestId, SampledRow] = {}
+        digests: dict[RequestId, tuple[bytes, ...]] = {}
+        draws: list[_RowDraw] = []
+        first = 0
+        for row, error in zip(batch.rows, answer.row_errors, strict=True):
+            if error is not None:
+                rows[row.request_id] = SampledRow(error=error)
+            elif row.wanted:
+                draws.append(_RowDraw(row, first))
+            first += len(row.wanted)
+        unfinished = draws
+        while unfinished:
+            for draw in unfinished:
+                draw.run(questions, answer)
+            unfinished = [draw for draw in unfinished if not draw.is_over]
+            if unfinished:
+                full = await fetch_rows([draw.index for draw in unfinished])
+                for draw, logits in zip(unfinished, full, strict=True):
+                    u = questions[draw.index].quantile
+                    draw.take(choose_from_full_row(draw.position.params, logits, u))
+        for draw in draws:
+            *accepted, token_id = draw.token_ids
+            rows[draw.row.request_id] = SampledRow(token_id, None, tuple(accepted))
+            found = answer.digests[draw.first : draw.first + len(draw.token_ids)]
+            if found[0]:
+                digests[draw.row.request_id] = found
         return SampledStep(rows, digests)
+
+
+class _RowDraw:
+    """The tokens of one row, drawn in order while they equal the drafted ones."""
+
+    __slots__ = ("_drafts", "first", "is_over", "row", "token_ids")
+
+    def __init__(self, row: TokenRow, first: int) -> None:
+        """Draw at the row's wanted positions, which have indexes from `first` in the step."""
+        self.row = row
+        self.first = first
+        self.token_ids: list[int] = []
+        self.is_over = False
+        self._drafts = row.draft_token_ids
+
+    @property
+    def index(self) -> int:
+        """Index of the next position among the wanted ones of the step."""
+        return self.first + len(self.token_ids)
+
+    @property
+    def position(self) -> WantedPosition:
+        """The next position."""
+        return self.row.wanted[len(self.token_ids)]
+
+    def run(self, questions: list[WantedStatistics], answer: StepAnswer) -> None:
+        """Draw until the row is over or a position needs its full row."""
+        while not self.is_over:
+            index = self.index
+            params = self.position.params
+            token = choose(params, answer.statistics[index], questions[index].quantile)
+            if token is NEED_FULL_ROW:
+                return
+            self.take(int(token))
+
+    def take(self, token_id: int) -> None:
+        """Record the token of the next position."""
+        count = len(self.token_ids)
+        self.token_ids.append(token_id)
+        self.is_over = count == len(self._drafts) or token_id != self._drafts[count]
 
 
 def _wanted(batch: TokenRowBatch) -> list[tuple[TokenRow, WantedPosition]]:

@@ -86,6 +86,11 @@ class TokenStream:
         """Tokens that the reader has not taken."""
         return len(self._token_ids)
 
+    @property
+    def has_stopped(self) -> bool:
+        """True once the text holds a stop string: no token after it counts."""
+        return self._stops.matched is not None
+
     def push_token(self, token_id: int, now: float, digest: bytes | None = None) -> bool:
         """Add the next token; return True when its text completes a stop string."""
         if self.is_over:

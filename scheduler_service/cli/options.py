@@ -64,6 +64,12 @@ _GENERATION_OPTIONS: Final = (
         metavar="NAME",
         help="Whose share of the server it takes from; default: this connection's.",
     ),
+    click.option(
+        "--no-speculation",
+        "disable_speculation",
+        is_flag=True,
+        help="Draft no tokens: slower on text that repeats, and the same text.",
+    ),
 )
 
 _TRACE_OPTIONS: Final = (
@@ -115,6 +121,7 @@ def generation_params(
     stop: tuple[str, ...],
     priority: str | None,
     client_id: str,
+    disable_speculation: bool,
 ) -> GenerationParams:
     """Return the SDK's parameters for the values of `generation_options`."""
     from scheduler_service.client import GenerationParams, Priority
@@ -129,4 +136,5 @@ def generation_params(
         stop=stop,
         priority=None if priority is None else Priority(priority),
         client_id=client_id,
+        disable_speculation=disable_speculation,
     )

@@ -55,6 +55,10 @@ def stats_line(completion: Completion) -> str:
     streaming = timings.total_seconds - timings.time_to_first_token_seconds
     if usage.num_generated_tokens > 1 and streaming > 0:
         parts.append(f"{(usage.num_generated_tokens - 1) / streaming:.1f} tokens/s")
+    if usage.num_draft_tokens:
+        parts.append(
+            f"{usage.num_accepted_draft_tokens} of {usage.num_draft_tokens} drafted tokens accepted"
+        )
     if completion.num_preemptions:
         parts.append(f"preempted {completion.num_preemptions}x")
     parts.append(f"ended by {completion.finish_reason}")

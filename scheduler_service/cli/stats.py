@@ -31,6 +31,8 @@ def command(address: str | None, as_json: bool) -> None:
             "requests paused": f"{stats.num_paused:,}",
             "steps": f"{stats.num_steps:,}",
             "tokens generated": f"{stats.num_generated_tokens:,}",
+            "drafted tokens accepted": f"{stats.num_accepted_draft_tokens:,} "
+            f"of {stats.num_draft_tokens:,}",
             "prompt tokens": f"{stats.num_prompt_tokens:,}",
             "preemptions": f"{stats.num_preemptions:,}",
             "cache blocks free": f"{stats.free_blocks:,} of {stats.total_blocks:,}",

@@ -82,6 +82,7 @@ def generate_request(
         "return_logits_digests",
         "trace",
         "trace_kv",
+        "disable_speculation",
     ):
         _set(request, name, getattr(params, name))
     if params.n != 1:
@@ -184,6 +185,8 @@ def stats(response: scheduler_service_pb2.GetStatsResponse) -> Stats:
         num_waiting_batch=response.num_waiting_batch,
         num_waiting_tokens=response.num_waiting_tokens,
         num_paused=response.num_paused,
+        num_draft_tokens=response.num_draft_tokens,
+        num_accepted_draft_tokens=response.num_accepted_draft_tokens,
     )
 
 
@@ -204,6 +207,8 @@ def _finished(finished: scheduler_service_pb2.Finished, sample_index: int) -> Fi
             num_prompt_tokens=usage.num_prompt_tokens,
             num_cached_tokens=usage.num_cached_tokens,
             num_generated_tokens=usage.num_generated_tokens,
+            num_draft_tokens=usage.num_draft_tokens,
+            num_accepted_draft_tokens=usage.num_accepted_draft_tokens,
         ),
         timings=Timings(
             queue_seconds=timings.queue_ns / 1e9,

@@ -54,6 +54,7 @@ class GenerationParams:
     n: int = 1  # samples, at most 16; sample i is the answer to the seed plus i
     priority: Priority | None = None  # the server's default is NORMAL
     client_id: str = ""  # whose share of the server it takes from
+    disable_speculation: bool = False  # changes the speed and no token
 
 
 class FinishReason(StrEnum):
@@ -71,6 +72,8 @@ class Usage:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
+    num_draft_tokens: int = 0  # drafted tokens that were verified
+    num_accepted_draft_tokens: int = 0  # of these; each saved a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +197,5 @@ class Stats:
     num_waiting_batch: int = 0
     num_waiting_tokens: int = 0
     num_paused: int = 0  # requests whose clients read slowly
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0

@@ -8,6 +8,7 @@ its answer back and returns events. Synchronous and deterministic, standard libr
 
 from scheduler_service.core.admission import (
     cancel,
+    cut_output,
     expire,
     fail,
     finish_by_stop_string,
@@ -105,6 +106,7 @@ __all__ = [
     "apply",
     "cancel",
     "capacity_refused",
+    "cut_output",
     "executor_restarted",
     "expire",
     "fail",

@@ -129,6 +129,15 @@ def finish_by_stop_string(state: SchedulerState, request_id: RequestId) -> list[
     return _end(state, request_id, FinishReason.STOP)
 
 
+def cut_output(request: Request, num_output_tokens: int) -> None:
+    """Drop a request's output tokens after the first so many.
+
+    A step may give several tokens of which the text ends at an earlier one, by a stop string.
+    Those after it were never generated. The request ends, or has ended.
+    """
+    del request.output_token_ids[num_output_tokens:]
+
+
 def fail(state: SchedulerState, request_id: RequestId, detail: str) -> list[Event]:
     """End a request with ERROR and say why; nothing happens when it is not live."""
     return _end(state, request_id, FinishReason.ERROR, detail)

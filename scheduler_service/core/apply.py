@@ -58,23 +58,36 @@ def _apply_row(
     events: list[Event],
 ) -> None:
     if sampled is not None and sampled.error is not None:
-        events.append(finish(state, request, FinishReason.ERROR, detail=sampled.error))
+        if row.num_draft_tokens:
+            # The fault may be a drafted token's own: it is computed again without any.
+            request.takes_drafts = False
+            events.append(preempt(state, request, PreemptionReason.NON_FINITE_DRAFT))
+        else:
+            events.append(finish(state, request, FinishReason.ERROR, detail=sampled.error))
         return
-    request.num_computed_tokens = row.start_position + len(row.token_ids)
+    end = row.start_position + len(row.token_ids)
+    request.num_granted_tokens = max(request.num_granted_tokens, end)
+    request.num_computed_tokens = end - row.num_draft_tokens
     if not row.wanted:
         return
     if sampled is None or sampled.token_id is None:
         raise AssertionError(f"[apply] a wanted row must have a token, got none for {row}")
-    token_id = sampled.token_id
-    request.apply_input(RequestInput.ADVANCE)
-    request.output_token_ids.append(token_id)
-    state.waiting.charge_output(request)
-    index = len(request.output_token_ids) - 1
-    events.append(TokenEmitted(request_id=request.request_id, token_id=token_id, index=index))
-    reason = reason_to_stop(request)
-    if reason is not None:
-        stop_token_id = token_id if reason is FinishReason.STOP else None
-        events.append(finish(state, request, reason, stop_token_id=stop_token_id))
+    accepted = sampled.accepted_token_ids
+    # What was computed at a drafted token is right as far as it was accepted.
+    request.num_computed_tokens += len(accepted)
+    request.num_draft_tokens += row.num_draft_tokens
+    for offset, token_id in enumerate((*accepted, sampled.token_id)):
+        request.apply_input(RequestInput.ADVANCE)
+        request.num_accepted_draft_tokens += offset < len(accepted)
+        request.output_token_ids.append(token_id)
+        state.waiting.charge_output(request)
+        index = len(request.output_token_ids) - 1
+        events.append(TokenEmitted(request_id=request.request_id, token_id=token_id, index=index))
+        reason = reason_to_stop(request)
+        if reason is not None:
+            stop_token_id = token_id if reason is FinishReason.STOP else None
+            events.append(finish(state, request, reason, stop_token_id=stop_token_id))
+            return
 
 
 def capacity_refused(state: SchedulerState, batch: TokenRowBatch) -> list[Event]:
@@ -117,9 +130,9 @@ def _num_needed(state: SchedulerState, batch: TokenRowBatch) -> int:
     for row in batch.rows:
         request = state.running.get(row.request_id)
         if request is not None and _is_current(request, row):
-            num_tokens = request.num_computed_tokens
-            growth += blocks_for(num_tokens + len(row.token_ids), size)
-            growth -= blocks_for(num_tokens, size)
+            held = blocks_for(request.num_held_tokens, size)
+            end = request.num_computed_tokens + len(row.token_ids)
+            growth += max(0, blocks_for(end, size) - held)
     counts = state.kv_counts
     if counts is None:
         return state.num_blocks_held() + growth

@@ -67,11 +67,13 @@ class TokenRow:
         request_id: The request.
         sequence_id: Name of its cached state.
         generation: Generation of that state.
-        token_ids: Tokens, at least one.
+        token_ids: Tokens, at least one; drafted ones last.
         start_position: Absolute position of the first, equal to the tokens computed before.
         wanted: Positions whose logits are wanted, by ascending offset; empty for a prefill
             chunk that does not reach the last known token.
         source: Where the tokens come from.
+        num_draft_tokens: Of the tokens, the last ones that are drafted and not known. The token
+            before them is the last known one; logits are wanted there and at each of them.
     """
 
     request_id: RequestId
@@ -81,6 +83,17 @@ class TokenRow:
     start_position: int
     wanted: tuple[WantedPosition, ...] = ()
     source: TokenSource = LITERAL
+    num_draft_tokens: int = 0
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that are not drafted."""
+        return len(self.token_ids) - self.num_draft_tokens
+
+    @property
+    def draft_token_ids(self) -> tuple[int, ...]:
+        """The drafted tokens, in order."""
+        return self.token_ids[len(self.token_ids) - self.num_draft_tokens :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +181,17 @@ class SampledRow:
     """What came of one token row: the drawn token, or why there is none.
 
     Attributes:
-        token_id: Token drawn at the row's wanted position; None when the row wanted none or
-            failed.
+        token_id: Token drawn at the row's wanted position, the last one that counts; None when
+            the row wanted none or failed.
         error: Why the row failed, in words, for example the layer that was not finite; the
             request then ends with ERROR. None when it did not fail.
+        accepted_token_ids: The tokens drawn before `token_id`, each equal to the row's drafted
+            token in its place.
     """
 
     token_id: int | None = None
     error: str | None = None
+    accepted_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

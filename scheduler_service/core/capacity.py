@@ -44,17 +44,25 @@ class BlockBudget:
         self._summed += num_blocks
         self._counted += max(0, num_blocks - self._num_shared)
 
-    def num_fitting(self, num_tokens: int, num_more: int) -> int:
-        """Return how many of `num_more` positions a sequence of `num_tokens` can still get."""
-        num_blocks = blocks_for(num_tokens, self._block_size) + max(0, self.num_spare)
+    def num_fitting(
+        self, num_tokens: int, num_more: int, num_held: int = 0, num_kept: int = 0
+    ) -> int:
+        """Return how many of `num_more` positions a sequence of `num_tokens` can still get.
+
+        It has blocks for `num_held` positions, where these are more; `num_kept` spare blocks are
+        for others.
+        """
+        num_blocks = blocks_for(max(num_tokens, num_held), self._block_size)
+        num_blocks += max(0, self.num_spare - num_kept)
         return min(num_more, num_blocks * self._block_size - num_tokens)
 
-    def grow(self, num_tokens: int, num_more: int) -> None:
-        """Count the growth of a sequence of `num_tokens` by `num_more` positions."""
-        self.take(
-            blocks_for(num_tokens + num_more, self._block_size)
-            - blocks_for(num_tokens, self._block_size)
-        )
+    def grow(self, num_tokens: int, num_more: int, num_held: int = 0) -> None:
+        """Count the growth of a sequence of `num_tokens` by `num_more` positions.
+
+        It has blocks for `num_held` positions, where these are more.
+        """
+        held = blocks_for(max(num_tokens, num_held), self._block_size)
+        self.take(max(0, blocks_for(num_tokens + num_more, self._block_size) - held))
 
     def take(self, num_blocks: int) -> None:
         """Count blocks as taken."""

@@ -16,6 +16,7 @@ class PreemptionReason(Enum):
     PRIORITY = "priority"
     PAUSED = "paused"
     EXECUTOR_RESTART = "executor_restart"
+    NON_FINITE_DRAFT = "non_finite_draft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ def _lose(state: SchedulerState, request: Request) -> None:
     request.generation += 1
     request.num_computed_tokens = 0
     request.num_cached_tokens = 0
+    request.num_granted_tokens = 0
     request.provenance_handle = 0
 
 
@@ -95,4 +96,4 @@ def _release(state: SchedulerState, request: Request) -> None:
         return
     request.is_announced = request.is_opened = False
     state.to_release.append(request.sequence_id)
-    state.num_blocks_to_release += blocks_for(request.num_computed_tokens, state.limits.block_size)
+    state.num_blocks_to_release += blocks_for(request.num_held_tokens, state.limits.block_size)

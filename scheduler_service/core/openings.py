@@ -69,7 +69,7 @@ class Admissions:
 
     def _num_own_blocks(self, request: Request) -> int:
         """Return the blocks that the request computed itself."""
-        return blocks_for(request.num_computed_tokens, self._block_size) - blocks_for(
+        return blocks_for(request.num_held_tokens, self._block_size) - blocks_for(
             request.num_cached_tokens, self._block_size
         )
 

@@ -9,6 +9,8 @@ Policy, in order:
   preempted; where the row is that request's, it waits for a later step.
 - A waiting request that was opened (see `openings`) is admitted if it fits and gets a share, in
   the order of the queue (see `queues`).
+- What is then left of the tokens of a step goes to drafted ones, behind rows of one token. They
+  never take the spare block of a running request.
 
 Cost: O(running + waiting + tokens of the rows).
 """
@@ -16,7 +18,9 @@ Cost: O(running + waiting + tokens of the rows).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
+from types import MappingProxyType
 
 from scheduler_service.core.batch import TokenRow, TokenRowBatch, WantedPosition
 from scheduler_service.core.capacity import BlockBudget
@@ -35,7 +39,11 @@ from scheduler_service.core.step_budget import StepLoad, share_step
 from scheduler_service.core.victims import give_way
 
 
-def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
+def plan(
+    state: SchedulerState,
+    now: float,
+    drafts: Mapping[RequestId, tuple[int, ...]] = MappingProxyType({}),
+) -> TokenRowBatch | None:
     """Return the next batch, or None when there is nothing to do.
 
     The caller runs the batch and then calls `apply` or `capacity_refused` with it (or
@@ -45,6 +53,7 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
     Args:
         state: Changed: requests are admitted and preempted.
         now: Monotonic time in seconds; ageing needs it.
+        drafts: Drafted tokens for requests with one token to compute; what does not fit is cut.
 
     Raises:
         AssertionError: A batch is in flight.
@@ -67,7 +76,10 @@ def plan(state: SchedulerState, now: float) -> TokenRowBatch | None:
             if index and not admissions.admit(request):
                 break
             _admit(state, request, now, events)
+            blocks.grow(request.num_computed_tokens, num_new)
             rows.append(_row(request, num_new))
+    if drafts:
+        _add_drafts(state, rows, drafts, blocks)
     if not rows and not state.to_release:
         return None
     state.step_id += 1
@@ -102,14 +114,14 @@ def _rows_of_running(
         share = shares.get(request.request_id, 0)
         if share == 0:
             continue
-        num_computed = request.num_computed_tokens
-        while not (num_new := blocks.num_fitting(num_computed, share)):
+        num_computed, num_held = request.num_computed_tokens, request.num_held_tokens
+        while not (num_new := blocks.num_fitting(num_computed, share, num_held)):
             if (holder := last_holder(state)) is not None:
                 blocks.give_back(close(state, holder))
                 state.may_open_early = False
             elif len(order) > index:
                 victim = order.pop()
-                blocks.give_back(victim.num_computed_tokens)
+                blocks.give_back(victim.num_held_tokens)
                 events.append(preempt(state, victim, PreemptionReason.CAPACITY))
             else:
                 break
@@ -117,9 +129,9 @@ def _rows_of_running(
             # Alone, it has the whole pool: a ceiling below that would stop it for ever.
             state.block_ceiling = state.limits.num_blocks
             blocks = block_budget(state)
-            num_new = blocks.num_fitting(num_computed, share)
+            num_new = blocks.num_fitting(num_computed, share, num_held)
         if num_new:
-            blocks.grow(num_computed, num_new)
+            blocks.grow(num_computed, num_new, num_held)
             rows.append(_row(request, num_new))
     return rows
 
@@ -225,3 +237,39 @@ def _row(request: Request, num_new: int) -> TokenRow:
         start_position=start,
         wanted=wanted,
     )
+
+
+def _add_drafts(
+    state: SchedulerState,
+    rows: list[TokenRow],
+    drafts: Mapping[RequestId, tuple[int, ...]],
+    blocks: BlockBudget,
+) -> None:
+    """Give rows of one known token as many of their drafted tokens as there is room for."""
+    num_left = state.limits.max_num_batched_tokens - sum(len(row.token_ids) for row in rows)
+    for index, row in enumerate(rows):
+        drafted = drafts.get(row.request_id, ())
+        if not drafted or not row.wanted or len(row.token_ids) > 1:
+            continue
+        request = state.running[row.request_id]
+        end = row.start_position + 1
+        num_held = max(end, request.num_held_tokens)
+        most = min(
+            len(drafted),
+            num_left,
+            state.limits.max_prefill_chunk - 1,
+            # The step draws one token more than it accepts.
+            request.max_tokens - len(request.output_token_ids) - 1,
+        )
+        count = min(most, blocks.num_fitting(end, most, num_held, len(state.running)))
+        if count < 1:
+            continue
+        num_left -= count
+        blocks.grow(end, count, num_held)
+        params = row.wanted[0].params
+        rows[index] = replace(
+            row,
+            token_ids=row.token_ids + drafted[:count],
+            wanted=tuple(WantedPosition(i, end + i, params) for i in range(count + 1)),
+            num_draft_tokens=count,
+        )

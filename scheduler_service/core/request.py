@@ -104,6 +104,7 @@ class Request:
         priority: Its class.
         client_id: Whose share it takes from.
         group_id: Id of the call that it is a sample of.
+        takes_drafts: Whether its rows may have drafted tokens.
         sequence_id: Name of its cached state, given by `submit`; rises with arrival.
         generation: Rises each time the cached state is lost.
         is_announced: The executor may know this generation; whoever ends must then be released.
@@ -122,6 +123,10 @@ class Request:
         rank: Class by which it is served and kept while it runs: that of its admission, ageing
             included.
         is_paused: Its reader is behind, so it gets no rows.
+        num_granted_tokens: Positions that the executor made room for since the last opening; more
+            than the computed ones where drafted tokens were not accepted.
+        num_draft_tokens: Drafted tokens that its rows had.
+        num_accepted_draft_tokens: Of these, those that were drawn as well.
         status: Where the request is.
         finish_reason: Why it ended; None while it lives.
     """
@@ -138,6 +143,7 @@ class Request:
     priority: Priority = Priority.NORMAL
     client_id: str = ""
     group_id: RequestId = RequestId("")
+    takes_drafts: bool = True
     sequence_id: SequenceId = field(default=SequenceId(0), init=False)
     generation: int = field(default=0, init=False)
     is_announced: bool = field(default=False, init=False)
@@ -155,6 +161,9 @@ class Request:
     waiting_since: float = field(default=0.0, init=False)
     rank: int = field(default=0, init=False)
     is_paused: bool = field(default=False, init=False)
+    num_granted_tokens: int = field(default=0, init=False)
+    num_draft_tokens: int = field(default=0, init=False)
+    num_accepted_draft_tokens: int = field(default=0, init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
 
@@ -167,6 +176,11 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Known tokens that are not computed yet."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Positions that it holds blocks for."""
+        return max(self.num_computed_tokens, self.num_granted_tokens)
 
     def token(self, position: int) -> int:
         """Return the known token at an absolute position."""

@@ -144,9 +144,9 @@ class SchedulerState:
         )
 
     def num_blocks_held(self) -> int:
-        """Return the blocks of computed tokens, each sequence counted as if it shared none."""
+        """Return the blocks that are held, each sequence counted as if it shared none."""
         size = self.limits.block_size
-        held = sum(blocks_for(r.num_computed_tokens, size) for r in self.running.values())
+        held = sum(blocks_for(r.num_held_tokens, size) for r in self.running.values())
         return held + sum(blocks_for(request.num_computed_tokens, size) for request in self.waiting)
 
     def _num_own_blocks(self) -> int:

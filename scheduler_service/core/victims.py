@@ -66,7 +66,7 @@ def _fits(
         return False
     blocks = block_budget(state)
     for victim in victims:
-        blocks.give_back(victim.num_computed_tokens)
+        blocks.give_back(victim.num_held_tokens)
     return Admissions(state, blocks, left).admit(head)
 
 

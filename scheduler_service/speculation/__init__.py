@@ -10,12 +10,14 @@ from scheduler_service.speculation.controller import (
     Controller,
     FixedController,
     PlainStep,
-    StepSeconds,
 )
+from scheduler_service.speculation.costs import StepCosts, StepSeconds, assumed_curve
 from scheduler_service.speculation.lookup import LookupProposer
 from scheduler_service.speculation.proposer import NO_PROPOSAL, Proposal, Proposer, ProposerKind
+from scheduler_service.speculation.speculator import MAX_DRAFT_TOKENS, RowCounts, Speculator
 
 __all__ = [
+    "MAX_DRAFT_TOKENS",
     "NO_PROPOSAL",
     "AdaptiveController",
     "Controller",
@@ -25,5 +27,9 @@ __all__ = [
     "Proposal",
     "Proposer",
     "ProposerKind",
+    "RowCounts",
+    "Speculator",
+    "StepCosts",
     "StepSeconds",
+    "assumed_curve",
 ]

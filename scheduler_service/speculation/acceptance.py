@@ -6,7 +6,7 @@ from typing import Final
 
 NUM_LEVELS: Final = 7
 _DECAY: Final = 0.93
-_PRIOR: Final = (0.3, 0.3, 0.3, 0.5, 0.7, 0.8, 0.85)
+_PRIOR: Final = (0.4, 0.4, 0.45, 0.65, 0.8, 0.9, 0.95)
 _PRIOR_WEIGHT: Final = 1.0
 
 

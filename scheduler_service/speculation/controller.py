@@ -10,7 +10,8 @@ What is wanted is the most tokens a second over all sequences, and that nobody p
   have taken with no drafts at all, in the seconds of the cost curve. A step may cost more only as
   far as the account of every sequence in it stays above `-TOLERANCE` of its plain time (and a
   fraction of a step to begin with). So text that accepts nothing cannot be slowed by more, neither
-  by its own drafts nor by those of its neighbours, whatever the shares were thought to be.
+  by its own drafts nor by those of its neighbours, whatever the shares were thought to be. Where
+  an account is the bound, the drafts of whoever has the least come first.
 
 What was saved counts as credit up to a bound, so that a stretch that went well does not pay for a
 long one that does not.
@@ -19,20 +20,18 @@ long one that does not.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from scheduler_service.core.request import SequenceId
 from scheduler_service.speculation.acceptance import Acceptance
+from scheduler_service.speculation.costs import StepSeconds
 from scheduler_service.speculation.proposer import Proposal
 
-_Draft: TypeAlias = tuple[float, int, SequenceId]
-# (-chance, index in its proposal, sequence), so that a heap gives the likeliest first and equal
-# chances in turn.
-
-StepSeconds: TypeAlias = Callable[[int], float]
-"""Seconds of a step of so many tokens, as things are now; never falling. 0 where not known."""
+_Draft: TypeAlias = tuple[float, float, int, SequenceId]
+# (rank, -chance, index in its proposal, sequence), so that a heap gives the likeliest first and
+# equal chances in turn.
 
 TOLERANCE: Final = 0.015
 """Share of its plain time that a sequence may lose."""
@@ -56,15 +55,20 @@ class PlainStep:
 
     Attributes:
         sequence_ids: Sequences that get a token and may have drafts.
-        num_tokens: All its tokens, those of prompts included.
         num_room: Drafts that the limits of a step leave room for.
-        seconds: The cost curve.
+        seconds: Cost of the step by its rows of logits: one for each sequence, one for each draft.
+        next_seconds: Cost of a later step of the same sequences, without drafts and prompts.
     """
 
     sequence_ids: Sequence[SequenceId]
-    num_tokens: int
     num_room: int
     seconds: StepSeconds
+    next_seconds: float
+
+    @property
+    def plain_seconds(self) -> float:
+        """Cost without drafts."""
+        return self.seconds(len(self.sequence_ids))
 
 
 class Controller(Protocol):
@@ -153,42 +157,58 @@ class AdaptiveController:
         self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
     ) -> dict[SequenceId, int]:
         """Return how many drafts of each proposal go into the step."""
-        queue = self._first_drafts(proposals)
-        if not queue or step.num_room < 1:
+        if not proposals or step.num_room < 1:
             return {}
-        plain_seconds = step.seconds(step.num_tokens)
+        plain_seconds = step.plain_seconds
         if plain_seconds <= 0:
             return {}
-        spendable = min(self._record(each).spendable(plain_seconds) for each in step.sequence_ids)
-        num_plain = len(step.sequence_ids)
-        best_rate = MIN_GAIN * num_plain / plain_seconds
-        taken: list[SequenceId] = []
-        num_best, num_expected = 0, float(num_plain)
-        while queue and len(taken) < step.num_room:
-            chance, index, sequence_id = heapq.heappop(queue)
-            taken.append(sequence_id)
-            num_expected -= chance
-            seconds = step.seconds(step.num_tokens + len(taken))
-            if seconds - plain_seconds > spendable:
-                break
-            if num_expected / seconds >= best_rate:
-                num_best, best_rate = len(taken), num_expected / seconds
-            self._push(queue, sequence_id, proposals[sequence_id], index + 1, -chance)
+        accounts = {each: self._record(each).spendable(plain_seconds) for each in step.sequence_ids}
+        spendable = min(accounts.values())
+        taken, is_bounded = self._pick(step, proposals, spendable, dict.fromkeys(proposals, 0.0))
+        if is_bounded:
+            # Who has the least on its account earns first, or it would hold the others for long.
+            taken = self._pick(step, proposals, spendable, accounts)[0] or taken
         chosen: dict[SequenceId, int] = {}
-        for sequence_id in taken[:num_best]:
+        for sequence_id in taken:
             chosen[sequence_id] = chosen.get(sequence_id, 0) + 1
         return chosen
 
-    def _first_drafts(self, proposals: Mapping[SequenceId, Proposal]) -> list[_Draft]:
-        """Return the heap of the first draft of each proposal."""
+    def _pick(
+        self,
+        step: PlainStep,
+        proposals: Mapping[SequenceId, Proposal],
+        spendable: float,
+        ranks: Mapping[SequenceId, float],
+    ) -> tuple[list[SequenceId], bool]:
+        """Return the sequences of the drafts to try, and whether accounts were the bound.
+
+        Drafts are taken by the rank of their sequence, then by chance.
+        """
         queue: list[_Draft] = []
         for sequence_id, proposal in proposals.items():
-            self._push(queue, sequence_id, proposal, 0, 1.0)
-        return queue
+            self._push(queue, ranks[sequence_id], sequence_id, proposal, 0, 1.0)
+        plain_seconds = step.plain_seconds
+        num_plain = len(step.sequence_ids)
+        num_expected = float(num_plain)
+        best_rate = MIN_GAIN * num_expected / plain_seconds
+        taken: list[SequenceId] = []
+        num_best = 0
+        while queue and len(taken) < step.num_room:
+            rank, chance, index, sequence_id = heapq.heappop(queue)
+            taken.append(sequence_id)
+            num_expected -= chance
+            seconds = step.seconds(num_plain + len(taken))
+            if seconds - plain_seconds > spendable:
+                return taken[:num_best], True
+            if num_expected / seconds >= best_rate:
+                num_best, best_rate = len(taken), num_expected / seconds
+            self._push(queue, rank, sequence_id, proposals[sequence_id], index + 1, -chance)
+        return taken[:num_best], False
 
     def _push(
         self,
         queue: list[_Draft],
+        rank: float,
         sequence_id: SequenceId,
         proposal: Proposal,
         index: int,
@@ -198,7 +218,7 @@ class AdaptiveController:
             share = self._record(sequence_id).acceptance.share(proposal.strength + index)
             chance = chance_before * share
             if chance >= MIN_CHANCE:
-                heapq.heappush(queue, (-chance, index, sequence_id))
+                heapq.heappush(queue, (rank, -chance, index, sequence_id))
 
     def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
         """Take in the tokens that came where a proposal was made, however much of it was tried."""
@@ -211,11 +231,11 @@ class AdaptiveController:
         A token beyond the first stands for a plain step of the sequences that get tokens: prompts
         that share this step would not have shared that one.
         """
-        plain = step.seconds(step.num_tokens)
+        plain = step.plain_seconds
         if plain <= 0:
             return
-        later = min(plain, step.seconds(len(step.sequence_ids)))
-        lost = step.seconds(step.num_tokens + num_tried) - plain if num_tried else 0.0
+        later = min(plain, step.next_seconds)
+        lost = max(0.0, step.seconds(len(step.sequence_ids) + num_tried) - plain)
         for sequence_id, count in num_drawn.items():
             record = self._record(sequence_id)
             more = (count - 1) * later

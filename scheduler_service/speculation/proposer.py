@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Final, Protocol
 
 from scheduler_service.core.request import Request, SequenceId
 
 
-class ProposerKind(Enum):
+class ProposerKind(StrEnum):
     """Kinds of proposers; the values are labels of metrics."""
 
     LOOKUP = "lookup"

@@ -64,6 +64,7 @@ class GenerateOptions:
     # Empty where the caller names nobody.
     client_id: str
     num_samples: int
+    disable_speculation: bool
 
 
 def _check(holds: bool, field: str, rule: str, got: object) -> None:
@@ -121,6 +122,7 @@ def read_generate(request: pb.GenerateRequest, vocab_size: int) -> GenerateOptio
         priority=_read_priority(request.priority),
         client_id=request.client_id,
         num_samples=request.num_samples or 1,
+        disable_speculation=request.disable_speculation,
     )
 
 
@@ -240,6 +242,8 @@ def finished(
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_cached_tokens=request.num_cached_prompt_tokens,
                 num_generated_tokens=len(request.output_token_ids),
+                num_draft_tokens=request.num_draft_tokens,
+                num_accepted_draft_tokens=request.num_accepted_draft_tokens,
             ),
             timings=pb.RequestTimings(
                 queue_ns=since_arrival(admitted_at),

@@ -51,6 +51,7 @@ def test_everything_that_was_set_arrives() -> None:
         priority=pb.PRIORITY_BATCH,
         client_id="me",
         num_samples=1,
+        disable_speculation=True,
     )  # fmt: skip
     assert api.read_generate(request, V) == api.GenerateOptions(
         request_id="i",
@@ -68,6 +69,7 @@ def test_everything_that_was_set_arrives() -> None:
         priority=Priority.BATCH,
         client_id="me",
         num_samples=1,
+        disable_speculation=True,
     )
 
 

@@ -65,7 +65,7 @@ def test_choices_keep_to_proposals_and_room(
         SequenceId(each): Proposal((1,) * count, strength)
         for each, (count, strength) in given_proposals.items()
     }
-    step = PlainStep(ids, len(ids) + prompt, room, seconds)
+    step = PlainStep(ids, room, lambda n: seconds(n + prompt), seconds(len(ids)))
     for _ in range(20):
         chosen = controller.choose(step, proposals)
         assert sum(chosen.values()) <= room

@@ -35,7 +35,7 @@ from scheduler_service.core import (
 )
 from scheduler_service.core.precedence import leader
 from tests.support.core_scenarios import make_limits, make_request
-from tests.support.fake_block_pool import FakeBlockPool, solo_run
+from tests.support.fake_block_pool import VOCAB_SIZE, FakeBlockPool, next_token, solo_run
 from tests.support.scheduler_scenarios import Arrival, Scenario, quiet, troubled
 
 MAX_STEPS = 5000
@@ -147,7 +147,7 @@ class Trace:
 
     def _step(self, step: int) -> None:
         self._open(step)
-        batch = plan(self.state, float(step))
+        batch = plan(self.state, float(step), self._drafts(step))
         self.state.check_invariants()
         if batch is None:
             assert all(request.is_paused for request in self.state.running.values())
@@ -175,6 +175,20 @@ class Trace:
             self._record(apply(self.state, batch, sampled))
         self.state.check_invariants()
 
+    def _drafts(self, step: int) -> dict[RequestId, tuple[int, ...]]:
+        """Return drafted tokens for all running requests, whether they may have any or not."""
+        drafts: dict[RequestId, tuple[int, ...]] = {}
+        for index, request in enumerate(self.state.running.values()):
+            length, wrong = self.scenario.drafts[(step + index) % len(self.scenario.drafts)]
+            known = list(request.tokens(0, request.num_tokens))
+            for _ in range(length):
+                known.append(next_token(known))
+            drafted = known[len(known) - length :]
+            if wrong < length:
+                drafted[wrong] = (drafted[wrong] + 1) % VOCAB_SIZE
+            drafts[request.request_id] = tuple(drafted)
+        return drafts
+
     def _cancel(self, index: int | None) -> None:
         live = list(self.state.requests.values())
         if index is not None and index < len(live):
@@ -190,6 +204,9 @@ class Trace:
 
     def _check_batch(self, batch: TokenRowBatch) -> None:
         limits = self.state.limits
+        self.seen["drafted"] += sum(row.num_draft_tokens for row in batch.rows)
+        for row in batch.rows:
+            assert len(row.wanted) in (0, row.num_draft_tokens + 1)
         assert batch.num_tokens <= limits.max_num_batched_tokens
         assert len(batch.rows) <= limits.max_num_seqs
         assert len({row.request_id for row in batch.rows}) == len(batch.rows)
@@ -213,13 +230,14 @@ class Trace:
         prompts = [row for row in batch.rows if row not in decoding]
         num_tokens = sum(len(row.token_ids) for row in prompts)
         expected = curve.step_seconds(
-            len(decoding),
+            sum(len(row.wanted) for row in decoding),
             batch.num_tokens,
-            sum(row.start_position for row in decoding),
+            sum(row.start_position * len(row.wanted) for row in decoding),
             sum(row.start_position * len(row.token_ids) for row in prompts),
         )
         assert batch.predicted_seconds == expected
-        if num_tokens > 1 and decoding:
+        # Drafted tokens come on top: whether they pay is not for the plan to say.
+        if num_tokens > 1 and decoding and not any(row.num_draft_tokens for row in decoding):
             self.seen["bounded"] += 1
             assert batch.predicted_seconds <= batch.bound_seconds * (1 + 1e-9)
 
@@ -268,6 +286,7 @@ def test_every_request_gets_the_tokens_of_its_solo_run(scenario: Scenario) -> No
     event(f"waits={trace.seen['waits'] > 0}")
     for reason in PreemptionReason:
         event(f"{reason.value}={trace.seen[reason.value] > 0}")
+    event(f"drafted={trace.seen['drafted'] > 0}")
     check_against_solo_runs(trace)
     for index, arrival in enumerate(scenario.arrivals):
         if arrival.deadline is None:

@@ -103,13 +103,22 @@ class FakeBlockPool:
             assert self._generations[row.sequence_id] == row.generation, "a stale generation"
             cached = self.cache.tokens(row.sequence_id)
             assert len(cached) == row.start_position, "a row continues its sequence"
-        if refuse or not self.cache.grow({row.sequence_id: row.token_ids for row in batch.rows}):
+        new_tokens = {int(row.sequence_id): row.token_ids for row in batch.rows}
+        num_drafts = {int(row.sequence_id): row.num_draft_tokens for row in batch.rows}
+        if refuse or not self.cache.grow(new_tokens, num_drafts):
             return None
         sampled: dict[RequestId, SampledRow] = {}
         for row in batch.rows:
             cached = self.cache.tokens(row.sequence_id)
+            drawn: list[int] = []
             for wanted in row.wanted:
                 context = cached[: row.start_position + wanted.offset + 1]
-                sampled[row.request_id] = SampledRow(next_token(context))
+                drawn.append(next_token(context))
+                if drawn != list(row.draft_token_ids[: len(drawn)]):
+                    break
+            if drawn:
+                sampled[row.request_id] = SampledRow(drawn[-1], None, tuple(drawn[:-1]))
+                num_refused = row.num_draft_tokens - len(drawn) + 1
+                self.cache.take_back(row.sequence_id, len(cached) - num_refused)
             self.num_computed_tokens += len(row.token_ids)
         return sampled

@@ -269,6 +269,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         if sum(lengths) != len(tokens) or len(tokens) > self.max_num_batched_tokens:
             raise ValueError("token counts do not fit")
         grown: dict[int, list[int]] = {}
+        num_drafts: dict[int, int] = {}
+        wanted = array(step.wanted_token_indexes, "<i4")
         contexts: list[tuple[int, int]] = []
         start = 0
         for sequence_id, generation, position, length in zip(
@@ -277,13 +279,18 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         ):  # fmt: skip
             if self.sequences.get(sequence_id, (None, 0))[0] != generation:
                 raise ValueError(f"sequence {sequence_id}.{generation} is not open")
-            num_cached = len(self._cache.tokens(sequence_id))
-            if position != num_cached or length < 1:
-                raise ValueError(f"row must start at {num_cached}, got {position}")
+            least, most = self.sequences[sequence_id][1], len(self._cache.tokens(sequence_id))
+            if not least <= position <= most or length < 1:
+                raise ValueError(f"row must start in {least}..{most}, got {position}")
+            # A refused draft is taken back by the row that comes after it.
+            self._cache.take_back(sequence_id, position)
             grown[sequence_id] = tokens[start : start + length]
             contexts += [(sequence_id, position + i + 1) for i in range(length)]
             start += length
-        if not self._cache.grow(grown):
+            # Tokens after the first wanted one are drafts.
+            first = next((each for each in wanted if start - length <= each < start), start - 1)
+            num_drafts[sequence_id] = start - 1 - first
+        if not self._cache.grow(grown, num_drafts):
             self.num_refusals += 1
             result.outcome = token_rows_pb2.STEP_OUTCOME_NO_CAPACITY
             result.kv_occupancy.CopyFrom(self._occupancy())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from scheduler_service.core import KvCounts
 
@@ -19,6 +20,8 @@ class _Held:
     salt: str
     token_ids: list[int]
     blocks: list[int]
+    # Blocks that have been offered to the index.
+    num_indexed: int
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class FakePrefixCache:
             self._num_holders[block] = self._num_holders.get(block, 0) + 1
             self._evictable.pop(block, None)
         num_cached = len(blocks) * size
-        self._held[sequence_id] = _Held(salt, list(token_ids[:num_cached]), blocks)
+        self._held[sequence_id] = _Held(salt, list(token_ids[:num_cached]), blocks, len(blocks))
         return num_cached
 
     def release(self, sequence_id: int) -> None:
@@ -89,28 +92,43 @@ class FakePrefixCache:
                 if block in self._keys:
                     self._evictable[block] = None
 
-    def grow(self, new_tokens: Mapping[int, Sequence[int]]) -> bool:
-        """Append tokens to sequences, to all of them or to none where blocks run out."""
+    def grow(
+        self,
+        new_tokens: Mapping[int, Sequence[int]],
+        num_drafts: Mapping[int, int] = MappingProxyType({}),
+    ) -> bool:
+        """Append tokens to sequences, to all of them or to none where blocks run out.
+
+        The last `num_drafts` of a sequence's tokens may be taken back, so they fill no block for
+        the index; what is appended later confirms them.
+        """
         size = self.block_size
         missing = {}
         for sequence_id, tokens in new_tokens.items():
             held = self._held[sequence_id]
             num_needed = -(-(len(held.token_ids) + len(tokens)) // size)
-            missing[sequence_id] = num_needed - len(held.blocks)
+            missing[sequence_id] = max(0, num_needed - len(held.blocks))
         counts = self.counts()
         if sum(missing.values()) > counts.free + counts.evictable:
             return False
         for sequence_id, tokens in new_tokens.items():
             held = self._held[sequence_id]
             held.blocks += [self._allocate() for _ in range(missing[sequence_id])]
-            first = len(held.token_ids) // size
             held.token_ids += tokens
-            for index in range(first, len(held.token_ids) // size):
+            num_confirmed = len(held.token_ids) - num_drafts.get(sequence_id, 0)
+            first, held.num_indexed = held.num_indexed, num_confirmed // size
+            for index in range(first, held.num_indexed):
                 key = (held.salt, tuple(held.token_ids[: (index + 1) * size]))
                 if key not in self._index:
                     self._index[key] = held.blocks[index]
                     self._keys[held.blocks[index]] = key
         return True
+
+    def take_back(self, sequence_id: int, num_tokens: int) -> None:
+        """Shorten a sequence to `num_tokens` tokens; it keeps its blocks."""
+        held = self._held[sequence_id]
+        assert held.num_indexed * self.block_size <= num_tokens, "no indexed block is written to"
+        del held.token_ids[num_tokens:]
 
     def _allocate(self) -> int:
         if self.counts().free == 0:

@@ -40,6 +40,8 @@ class Scenario:
     missing_blocks: int
     # Most cached tokens of each opening, in turn; 0 for an executor that finds nothing.
     hits: list[int]
+    # Drafted tokens of each request and step, in turn: how many, and the first wrong one.
+    drafts: list[tuple[int, int]]
     curve: CostCurve
     bound: float
     cancels: dict[int, int] = field(default_factory=dict)
@@ -95,6 +97,8 @@ shapes = {
     "seqs": st.integers(1, 8),
     "block_size": st.integers(1, 5),
     "slack": st.integers(0, 4),
+    "drafts": st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5)
+    | st.just([(0, 0)]),
     "hits": st.lists(st.integers(0, 30) | st.just(30), min_size=1, max_size=4),
     "pauses": _INDEXES,
 }

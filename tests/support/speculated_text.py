@@ -48,7 +48,7 @@ class Simulation:
         now = 0.0
         while live := [i for i in range(count) if self.lengths[i] < self.num_tokens]:
             ids = [SequenceId(i) for i in live]
-            step = PlainStep(ids, len(ids), self.max_drafts * len(ids), self.seconds)
+            step = PlainStep(ids, self.max_drafts * len(ids), self.seconds, self.seconds(len(ids)))
             # Token 1 is always what comes; a wrong draft is token 0.
             proposals = {SequenceId(i): self._proposal(i, rng) for i in live}
             chosen = self.controller.choose(step, proposals)

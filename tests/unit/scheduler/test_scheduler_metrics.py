@@ -6,6 +6,7 @@ import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler_service.metrics import (
+    DraftPosition,
     Outcome,
     PreemptionReason,
     PromptSource,
@@ -16,6 +17,7 @@ from scheduler_service.metrics import (
     StepPhase,
     WaitingClass,
 )
+from scheduler_service.speculation import ProposerKind
 
 LABELS: dict[str, dict[str, type[StrEnum]]] = {
     "isobatch_scheduler_requests": {"outcome": Outcome},
@@ -26,7 +28,11 @@ LABELS: dict[str, dict[str, type[StrEnum]]] = {
     "isobatch_scheduler_refusals": {"reason": RefusalReason},
     "isobatch_scheduler_requests_waiting_by_class": {"priority": WaitingClass},
     "isobatch_scheduler_executor_reconnects": {"reason": ReconnectReason},
-}
+    "isobatch_scheduler_draft_tokens": {"proposer": ProposerKind, "position": DraftPosition},
+    "isobatch_scheduler_accepted_draft_tokens": {
+        "proposer": ProposerKind, "position": DraftPosition,
+    },
+}  # fmt: skip
 PLAIN = {
     "isobatch_scheduler_requests_running", "isobatch_scheduler_requests_waiting",
     "isobatch_scheduler_generated_tokens", "isobatch_scheduler_queue_time_seconds",
@@ -74,3 +80,23 @@ def test_one_build_is_shown() -> None:
     (family,) = (f for f in registry.collect() if f.name == "isobatch_scheduler_build_info")
     (sample,) = family.samples
     assert sample.labels == {"version": "1.2", "device": "metal", "mlx_version": "0.2"}
+
+
+def test_drafts_are_counted_by_their_place() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    metrics = SchedulerMetrics(registry, "1.2").for_model("toy")
+    metrics.count_drafts(ProposerKind.LOOKUP, 11, 6)
+    metrics.count_drafts(ProposerKind.LOOKUP, 2, 0)
+
+    def counts(name: str) -> dict[str, float]:
+        labels = {"model": "toy", "proposer": "lookup"}
+        found = {
+            each.value: registry.get_sample_value(
+                f"isobatch_scheduler_{name}_total", {**labels, "position": each}
+            )
+            for each in DraftPosition
+        }
+        return {position: value for position, value in found.items() if value}
+
+    assert counts("draft_tokens") == {"1": 2, "2": 2, "3": 1, "4": 1, "5-8": 4, "9+": 3}
+    assert counts("accepted_draft_tokens") == {"1": 1, "2": 1, "3": 1, "4": 1, "5-8": 2}

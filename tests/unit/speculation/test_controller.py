@@ -26,7 +26,7 @@ def step(
     *ids: SequenceId, room: int = 64, seconds: StepSeconds = FLAT, prompt: int = 0
 ) -> PlainStep:
     """Return a step in which these sequences decode beside `prompt` tokens of prompts."""
-    return PlainStep(ids, len(ids) + prompt, room, seconds)
+    return PlainStep(ids, room, lambda n: seconds(n + prompt), seconds(len(ids)))
 
 
 def teach(controller: AdaptiveController, *ids: SequenceId, right: bool = True) -> None:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from isobatch.scheduler.v1 import sampling_pb2 as isobatch_dot_scheduler_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-isobatch/scheduler/v1/scheduler_service.proto\x12\x15isobatch.scheduler.v1\x1a$isobatch/scheduler/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\x04\x43hat\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".isobatch.scheduler.v1.ChatMessage\"\x87\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x34\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1f.isobatch.scheduler.v1.TokenIdsH\x00\x12+\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x1b.isobatch.scheduler.v1.ChatH\x00\x12\x37\n\x08sampling\x18\x06 \x01(\x0b\x32%.isobatch.scheduler.v1.SamplingParams\x12\x37\n\x08stopping\x18\x07 \x01(\x0b\x32%.isobatch.scheduler.v1.StoppingParams\x12\x1e\n\x16include_special_tokens\x18\x08 \x01(\x08\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x13\n\x0b\x63oalesce_ms\x18\n \x01(\r\x12\x1d\n\x15return_logits_digests\x18\x0b \x01(\x08\x12\x31\n\x08priority\x18\x0c \x01(\x0e\x32\x1f.isobatch.scheduler.v1.Priority\x12\x11\n\tclient_id\x18\r \x01(\t\x12\x13\n\x0bnum_samples\x18\x0e \x01(\r\x12\r\n\x05trace\x18\x14 \x01(\x08\x12\x10\n\x08trace_kv\x18\x15 \x01(\x08\x42\x08\n\x06prompt\"\xcf\x01\n\x10GenerateResponse\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.isobatch.scheduler.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.isobatch.scheduler.v1.TokenDeltaH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.isobatch.scheduler.v1.FinishedH\x00\x12\x14\n\x0csample_index\x18\n \x01(\rB\x07\n\x05\x65vent\"\xa5\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x15\n\rnumeric_class\x18\x06 \x01(\t\x12\x13\n\x0bnum_samples\x18\n \x01(\r\x12\r\n\x05trace\x18\x14 \x01(\x0c\"i\n\nTokenDelta\x12\x13\n\x0bstart_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x16\n\x0elogits_digests\x18\x04 \x03(\x0c\x12\r\n\x05trace\x18\x14 \x01(\x0c\"[\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x03 \x01(\r\"T\n\x0eRequestTimings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x1e\n\x16time_to_first_token_ns\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\"\x9d\x02\n\x08\x46inished\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.isobatch.scheduler.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12+\n\x05usage\x18\x05 \x01(\x0b\x32\x1c.isobatch.scheduler.v1.Usage\x12\x36\n\x07timings\x18\x06 \x01(\x0b\x32%.isobatch.scheduler.v1.RequestTimings\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\r\n\x05trace\x18\x14 \x01(\x0c\x42\x10\n\x0e_stop_token_id\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\"\n\x0e\x43\x61ncelResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x13\n\x11ListModelsRequest\"F\n\x12ListModelsResponse\x12\x30\n\x06models\x18\x01 \x03(\x0b\x32 .isobatch.scheduler.v1.ModelInfo\"\xce\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rnumeric_class\x18\x05 \x01(\t\x12\x16\n\x0eweights_digest\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x16\n\x0enum_parameters\x18\x08 \x01(\x04\x12\x19\n\x11has_chat_template\x18\t \x01(\x08\"g\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.isobatch.scheduler.v1.ChatH\x00\x42\x08\n\x06prompt\"7\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08rendered\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\x91\x03\n\x10GetStatsResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\x04 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\x04\x12\x1f\n\x17num_executor_reconnects\x18\x07 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\t \x01(\r\x12\x1a\n\x12\x65xecutor_connected\x18\n \x01(\x08\x12\x1f\n\x17num_waiting_interactive\x18\x14 \x01(\r\x12\x1a\n\x12num_waiting_normal\x18\x15 \x01(\r\x12\x19\n\x11num_waiting_batch\x18\x16 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x17 \x01(\x04\x12\x12\n\nnum_paused\x18\x18 \x01(\r*g\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03\x32\xe5\x03\n\x10SchedulerService\x12]\n\x08Generate\x12&.isobatch.scheduler.v1.GenerateRequest\x1a\'.isobatch.scheduler.v1.GenerateResponse0\x01\x12U\n\x06\x43\x61ncel\x12$.isobatch.scheduler.v1.CancelRequest\x1a%.isobatch.scheduler.v1.CancelResponse\x12\x61\n\nListModels\x12(.isobatch.scheduler.v1.ListModelsRequest\x1a).isobatch.scheduler.v1.ListModelsResponse\x12[\n\x08Tokenize\x12&.isobatch.scheduler.v1.TokenizeRequest\x1a\'.isobatch.scheduler.v1.TokenizeResponse\x12[\n\x08GetStats\x12&.isobatch.scheduler.v1.GetStatsRequest\x1a\'.isobatch.scheduler.v1.GetStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-isobatch/scheduler/v1/scheduler_service.proto\x12\x15isobatch.scheduler.v1\x1a$isobatch/scheduler/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\x04\x43hat\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".isobatch.scheduler.v1.ChatMessage\"\xa4\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x34\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1f.isobatch.scheduler.v1.TokenIdsH\x00\x12+\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x1b.isobatch.scheduler.v1.ChatH\x00\x12\x37\n\x08sampling\x18\x06 \x01(\x0b\x32%.isobatch.scheduler.v1.SamplingParams\x12\x37\n\x08stopping\x18\x07 \x01(\x0b\x32%.isobatch.scheduler.v1.StoppingParams\x12\x1e\n\x16include_special_tokens\x18\x08 \x01(\x08\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x13\n\x0b\x63oalesce_ms\x18\n \x01(\r\x12\x1d\n\x15return_logits_digests\x18\x0b \x01(\x08\x12\x31\n\x08priority\x18\x0c \x01(\x0e\x32\x1f.isobatch.scheduler.v1.Priority\x12\x11\n\tclient_id\x18\r \x01(\t\x12\x13\n\x0bnum_samples\x18\x0e \x01(\r\x12\r\n\x05trace\x18\x14 \x01(\x08\x12\x10\n\x08trace_kv\x18\x15 \x01(\x08\x12\x1b\n\x13\x64isable_speculation\x18\x1e \x01(\x08\x42\x08\n\x06prompt\"\xcf\x01\n\x10GenerateResponse\x12\x33\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1f.isobatch.scheduler.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.isobatch.scheduler.v1.TokenDeltaH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.isobatch.scheduler.v1.FinishedH\x00\x12\x14\n\x0csample_index\x18\n \x01(\rB\x07\n\x05\x65vent\"\xa5\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x15\n\rnumeric_class\x18\x06 \x01(\t\x12\x13\n\x0bnum_samples\x18\n \x01(\r\x12\r\n\x05trace\x18\x14 \x01(\x0c\"i\n\nTokenDelta\x12\x13\n\x0bstart_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x16\n\x0elogits_digests\x18\x04 \x03(\x0c\x12\r\n\x05trace\x18\x14 \x01(\x0c\"\x98\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x1e \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x1f \x01(\r\"T\n\x0eRequestTimings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x1e\n\x16time_to_first_token_ns\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\"\x9d\x02\n\x08\x46inished\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.isobatch.scheduler.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12+\n\x05usage\x18\x05 \x01(\x0b\x32\x1c.isobatch.scheduler.v1.Usage\x12\x36\n\x07timings\x18\x06 \x01(\x0b\x32%.isobatch.scheduler.v1.RequestTimings\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\r\n\x05trace\x18\x14 \x01(\x0c\x42\x10\n\x0e_stop_token_id\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\"\n\x0e\x43\x61ncelResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x13\n\x11ListModelsRequest\"F\n\x12ListModelsResponse\x12\x30\n\x06models\x18\x01 \x03(\x0b\x32 .isobatch.scheduler.v1.ModelInfo\"\xce\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rnumeric_class\x18\x05 \x01(\t\x12\x16\n\x0eweights_digest\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x16\n\x0enum_parameters\x18\x08 \x01(\x04\x12\x19\n\x11has_chat_template\x18\t \x01(\x08\"g\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.isobatch.scheduler.v1.ChatH\x00\x42\x08\n\x06prompt\"7\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08rendered\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\xce\x03\n\x10GetStatsResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\x04 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\x04\x12\x1f\n\x17num_executor_reconnects\x18\x07 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\t \x01(\r\x12\x1a\n\x12\x65xecutor_connected\x18\n \x01(\x08\x12\x1f\n\x17num_waiting_interactive\x18\x14 \x01(\r\x12\x1a\n\x12num_waiting_normal\x18\x15 \x01(\r\x12\x19\n\x11num_waiting_batch\x18\x16 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x17 \x01(\x04\x12\x12\n\nnum_paused\x18\x18 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x1e \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x1f \x01(\x04*g\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03\x32\xe5\x03\n\x10SchedulerService\x12]\n\x08Generate\x12&.isobatch.scheduler.v1.GenerateRequest\x1a\'.isobatch.scheduler.v1.GenerateResponse0\x01\x12U\n\x06\x43\x61ncel\x12$.isobatch.scheduler.v1.CancelRequest\x1a%.isobatch.scheduler.v1.CancelResponse\x12\x61\n\nListModels\x12(.isobatch.scheduler.v1.ListModelsRequest\x1a).isobatch.scheduler.v1.ListModelsResponse\x12[\n\x08Tokenize\x12&.isobatch.scheduler.v1.TokenizeRequest\x1a\'.isobatch.scheduler.v1.TokenizeResponse\x12[\n\x08GetStats\x12&.isobatch.scheduler.v1.GetStatsRequest\x1a\'.isobatch.scheduler.v1.GetStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'isobatch.scheduler.v1.scheduler_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=2677
-  _globals['_PRIORITY']._serialized_end=2780
+  _globals['_PRIORITY']._serialized_start=2829
+  _globals['_PRIORITY']._serialized_end=2932
   _globals['_TOKENIDS']._serialized_start=110
   _globals['_TOKENIDS']._serialized_end=133
   _globals['_CHATMESSAGE']._serialized_start=135
@@ -41,37 +41,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHAT']._serialized_start=181
   _globals['_CHAT']._serialized_end=241
   _globals['_GENERATEREQUEST']._serialized_start=244
-  _globals['_GENERATEREQUEST']._serialized_end=763
-  _globals['_GENERATERESPONSE']._serialized_start=766
-  _globals['_GENERATERESPONSE']._serialized_end=973
-  _globals['_ACCEPTED']._serialized_start=976
-  _globals['_ACCEPTED']._serialized_end=1141
-  _globals['_TOKENDELTA']._serialized_start=1143
-  _globals['_TOKENDELTA']._serialized_end=1248
-  _globals['_USAGE']._serialized_start=1250
-  _globals['_USAGE']._serialized_end=1341
-  _globals['_REQUESTTIMINGS']._serialized_start=1343
-  _globals['_REQUESTTIMINGS']._serialized_end=1427
-  _globals['_FINISHED']._serialized_start=1430
-  _globals['_FINISHED']._serialized_end=1715
-  _globals['_CANCELREQUEST']._serialized_start=1717
-  _globals['_CANCELREQUEST']._serialized_end=1752
-  _globals['_CANCELRESPONSE']._serialized_start=1754
-  _globals['_CANCELRESPONSE']._serialized_end=1788
-  _globals['_LISTMODELSREQUEST']._serialized_start=1790
-  _globals['_LISTMODELSREQUEST']._serialized_end=1809
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1811
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1881
-  _globals['_MODELINFO']._serialized_start=1884
-  _globals['_MODELINFO']._serialized_end=2090
-  _globals['_TOKENIZEREQUEST']._serialized_start=2092
-  _globals['_TOKENIZEREQUEST']._serialized_end=2195
-  _globals['_TOKENIZERESPONSE']._serialized_start=2197
-  _globals['_TOKENIZERESPONSE']._serialized_end=2252
-  _globals['_GETSTATSREQUEST']._serialized_start=2254
-  _globals['_GETSTATSREQUEST']._serialized_end=2271
-  _globals['_GETSTATSRESPONSE']._serialized_start=2274
-  _globals['_GETSTATSRESPONSE']._serialized_end=2675
-  _globals['_SCHEDULERSERVICE']._serialized_start=2783
-  _globals['_SCHEDULERSERVICE']._serialized_end=3268
+  _globals['_GENERATEREQUEST']._serialized_end=792
+  _globals['_GENERATERESPONSE']._serialized_start=795
+  _globals['_GENERATERESPONSE']._serialized_end=1002
+  _globals['_ACCEPTED']._serialized_start=1005
+  _globals['_ACCEPTED']._serialized_end=1170
+  _globals['_TOKENDELTA']._serialized_start=1172
+  _globals['_TOKENDELTA']._serialized_end=1277
+  _globals['_USAGE']._serialized_start=1280
+  _globals['_USAGE']._serialized_end=1432
+  _globals['_REQUESTTIMINGS']._serialized_start=1434
+  _globals['_REQUESTTIMINGS']._serialized_end=1518
+  _globals['_FINISHED']._serialized_start=1521
+  _globals['_FINISHED']._serialized_end=1806
+  _globals['_CANCELREQUEST']._serialized_start=1808
+  _globals['_CANCELREQUEST']._serialized_end=1843
+  _globals['_CANCELRESPONSE']._serialized_start=1845
+  _globals['_CANCELRESPONSE']._serialized_end=1879
+  _globals['_LISTMODELSREQUEST']._serialized_start=1881
+  _globals['_LISTMODELSREQUEST']._serialized_end=1900
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1902
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1972
+  _globals['_MODELINFO']._serialized_start=1975
+  _globals['_MODELINFO']._serialized_end=2181
+  _globals['_TOKENIZEREQUEST']._serialized_start=2183
+  _globals['_TOKENIZEREQUEST']._serialized_end=2286
+  _globals['_TOKENIZERESPONSE']._serialized_start=2288
+  _globals['_TOKENIZERESPONSE']._serialized_end=2343
+  _globals['_GETSTATSREQUEST']._serialized_start=2345
+  _globals['_GETSTATSREQUEST']._serialized_end=2362
+  _globals['_GETSTATSRESPONSE']._serialized_start=2365
+  _globals['_GETSTATSRESPONSE']._serialized_end=2827
+  _globals['_SCHEDULERSERVICE']._serialized_start=2935
+  _globals['_SCHEDULERSERVICE']._serialized_end=3420
 # @@protoc_insertion_point(module_scope)

@@ -40,7 +40,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "include_special_tokens", "cache_salt", "coalesce_ms", "return_logits_digests", "priority", "client_id", "num_samples", "trace", "trace_kv")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "include_special_tokens", "cache_salt", "coalesce_ms", "return_logits_digests", "priority", "client_id", "num_samples", "trace", "trace_kv", "disable_speculation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class GenerateRequest(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     TRACE_KV_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_SPECULATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -73,7 +74,8 @@ class GenerateRequest(_message.Message):
     num_samples: int
     trace: bool
     trace_kv: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingParams, _Mapping]] = ..., include_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., coalesce_ms: _Optional[int] = ..., return_logits_digests: _Optional[bool] = ..., priority: _Optional[_Union[Priority, str]] = ..., client_id: _Optional[str] = ..., num_samples: _Optional[int] = ..., trace: _Optional[bool] = ..., trace_kv: _Optional[bool] = ...) -> None: ...
+    disable_speculation: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingParams, _Mapping]] = ..., include_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., coalesce_ms: _Optional[int] = ..., return_logits_digests: _Optional[bool] = ..., priority: _Optional[_Union[Priority, str]] = ..., client_id: _Optional[str] = ..., num_samples: _Optional[int] = ..., trace: _Optional[bool] = ..., trace_kv: _Optional[bool] = ..., disable_speculation: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("accepted", "delta", "finished", "sample_index")
@@ -122,14 +124,18 @@ class TokenDelta(_message.Message):
     def __init__(self, start_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logits_digests: _Optional[_Iterable[bytes]] = ..., trace: _Optional[bytes] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens")
+    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_draft_tokens", "num_accepted_draft_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ...) -> None: ...
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestTimings(_message.Message):
     __slots__ = ("queue_ns", "time_to_first_token_ns", "total_ns")
@@ -228,7 +234,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_steps", "num_generated_tokens", "num_prompt_tokens", "num_preemptions", "num_executor_reconnects", "total_blocks", "free_blocks", "executor_connected", "num_waiting_interactive", "num_waiting_normal", "num_waiting_batch", "num_waiting_tokens", "num_paused")
+    __slots__ = ("num_running", "num_waiting", "num_steps", "num_generated_tokens", "num_prompt_tokens", "num_preemptions", "num_executor_reconnects", "total_blocks", "free_blocks", "executor_connected", "num_waiting_interactive", "num_waiting_normal", "num_waiting_batch", "num_waiting_tokens", "num_paused", "num_draft_tokens", "num_accepted_draft_tokens")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +250,8 @@ class GetStatsResponse(_message.Message):
     NUM_WAITING_BATCH_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_steps: int
@@ -259,4 +267,6 @@ class GetStatsResponse(_message.Message):
     num_waiting_batch: int
     num_waiting_tokens: int
     num_paused: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_executor_reconnects: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., executor_connected: _Optional[bool] = ..., num_waiting_interactive: _Optional[int] = ..., num_waiting_normal: _Optional[int] = ..., num_waiting_batch: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_paused: _Optional[int] = ...) -> None: ...
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_executor_reconnects: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., executor_connected: _Optional[bool] = ..., num_waiting_interactive: _Optional[int] = ..., num_waiting_normal: _Optional[int] = ..., num_waiting_batch: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_paused: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...

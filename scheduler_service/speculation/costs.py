@@ -1,0 +1,78 @@
+"""What steps cost as things are now: a cost curve, corrected by the steps that were run.
+
+A curve is measured once, perhaps at a busy moment, and other work on the machine slows all steps
+alike. So each number of tokens has the mean of its own recent steps, drawn towards what the curve
+says about it at the pace of all recent steps. "Recent" means the same stretch of time for all
+numbers of tokens: what slows one for a while slows their comparison by nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+StepSeconds: TypeAlias = Callable[[int], float]
+"""Seconds of a step of so many rows of logits, as things are now. 0 where not known."""
+
+MAX_COUNTED: Final = 64
+"""Most tokens of a step that is learnt from; beyond that the curve alone speaks."""
+
+_DECAY: Final = 0.98
+_CURVE_WEIGHT: Final = 2.0
+_MAX_OUTLIER: Final = 3.0
+_ASSUMED_SLOPE: Final = 0.125
+
+
+def assumed_curve(num_tokens: int) -> float:
+    """Return what a step costs where no curve is known, in plain steps: an eighth for a row."""
+    return 1.0 + _ASSUMED_SLOPE * (num_tokens - 1)
+
+
+class StepCosts:
+    """Seconds of steps by their tokens."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        # By tokens of a step: (weight, weighted seconds, steps counted when they were right).
+        self._means: dict[int, tuple[float, float, int]] = {}
+        # Of all steps: seconds taken, and those of the curve for them.
+        self._taken = 0.0
+        self._expected = 0.0
+
+    def observe(self, num_tokens: int, seconds: float, curve: StepSeconds) -> None:
+        """Take in a step without prompts.
+
+        Args:
+            num_tokens: Its tokens.
+            seconds: What it took.
+            curve: The cost curve at its context.
+        """
+        expected = curve(num_tokens)
+        if not 1 <= num_tokens <= MAX_COUNTED or seconds <= 0 or expected <= 0:
+            return
+        if self._num_steps:
+            seconds = min(seconds, _MAX_OUTLIER * self.seconds(num_tokens, curve))
+        self._num_steps += 1
+        weight, total = self._mean(num_tokens)
+        self._means[num_tokens] = (weight + 1.0, total + seconds, self._num_steps)
+        self._taken = self._taken * _DECAY + seconds
+        self._expected = self._expected * _DECAY + expected
+
+    @property
+    def pace(self) -> float:
+        """Return the time of all recent steps over what the curve said of them."""
+        return self._taken / self._expected if self._num_steps else 1.0
+
+    def seconds(self, num_tokens: int, curve: StepSeconds) -> float:
+        """Return what a step of so many tokens is expected to take, where `curve` holds."""
+        expected = curve(num_tokens) * self.pace
+        weight, total = self._mean(num_tokens)
+        return (total + _CURVE_WEIGHT * expected) / (weight + _CURVE_WEIGHT)
+
+    def _mean(self, num_tokens: int) -> tuple[float, float]:
+        """Return (weight, weighted seconds), faded to the present."""
+        weight, total, when = self._means.get(num_tokens, (0.0, 0.0, 0))
+        if not weight:
+            return 0.0, 0.0
+        faded: float = _DECAY ** (self._num_steps - when)
+        return weight * faded, total * faded

@@ -1,0 +1,106 @@
+"""What the speculator asks for, and what it keeps."""
+
+from __future__ import annotations
+
+from scheduler_service.core import Request, RequestId, SampledRow, SequenceId, apply, plan, submit
+from scheduler_service.speculation import (
+    AdaptiveController,
+    FixedController,
+    LookupProposer,
+    Proposal,
+    ProposerKind,
+    RowCounts,
+    Speculator,
+)
+from tests.support.core_scenarios import (
+    make_limits,
+    make_request,
+    open_waiting,
+    run_step,
+    state_with,
+)
+
+A, B = RequestId("a"), RequestId("b")
+
+
+class Echo:
+    """Proposes token 9 as often as it may, and keeps what it was asked."""
+
+    kind = ProposerKind.LOOKUP
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.forgotten: list[int] = []
+
+    def propose(self, request: Request, max_tokens: int) -> Proposal:
+        """Return nines."""
+        self.asked.append((request.request_id, max_tokens))
+        return Proposal((9,) * max_tokens, 4)
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        """Note who is forgotten."""
+        self.forgotten.append(sequence_id)
+
+
+def test_only_rows_of_one_token_are_drafted_for_and_never_past_the_last_token() -> None:
+    echo = Echo()
+    speculator = Speculator(echo, FixedController(8), 5)
+    state = state_with(
+        make_limits(chunk=4), make_request("a", 3, 9), make_request("b", 3, 3),
+        make_request("c", 3, 2), make_request("d", 3, 9),
+    )  # fmt: skip
+    state.requests[RequestId("d")].takes_drafts = False
+    run_step(state)
+    submit(state, make_request("long", 12))
+    open_waiting(state)
+    assert speculator.draft(state) == {A: (9,) * 5, B: (9,)}
+    # c's next token is its last one; d takes none.
+    assert echo.asked == [("a", 5), ("b", 1)]
+
+
+def test_a_full_step_has_no_room_for_drafts() -> None:
+    speculator = Speculator(Echo(), FixedController(8), 8)
+    state = state_with(make_limits(tokens=4, chunk=4), make_request("a", 3, 9))
+    run_step(state)
+    submit(state, make_request("b", 9))
+    run_step(state)
+    assert speculator.draft(state) == {}
+
+
+def test_rows_are_counted_and_the_accounts_settled() -> None:
+    controller = AdaptiveController()
+    speculator = Speculator(Echo(), controller, 4)
+    request = make_request("a", 3, 30)
+    state = state_with(make_limits(), request)
+    run_step(state)
+    counts: list[RowCounts] = []
+    for _ in range(6):
+        batch = plan(state, 0.0, speculator.draft(state))
+        assert batch is not None
+        accepted = batch.rows[0].draft_token_ids
+        sampled = {A: SampledRow(9, None, accepted)}
+        counts += speculator.learn(batch, sampled, 1.0)
+        apply(state, batch, sampled)
+    assert counts[-1] == RowCounts(4, 4)
+    assert controller.saved_seconds(request.sequence_id) > 0
+    assert speculator.num_known == 1
+
+
+def test_ended_sequences_are_let_go_of() -> None:
+    echo = Echo()
+    speculator = Speculator(echo, FixedController(1), 4)
+    state = state_with(make_limits(), make_request("a", 3, 9), make_request("b", 3, 3))
+    while state.requests:
+        run_step(state)
+        speculator.draft(state)
+    speculator.forget_ended(state)
+    assert speculator.num_known == 0
+    assert sorted(echo.forgotten) == [1, 2]
+
+
+def test_an_answer_to_a_step_without_drafts_teaches_nothing_wrong() -> None:
+    """As after a session that was resumed with a step of an earlier one."""
+    speculator = Speculator(LookupProposer(), AdaptiveController(), 4)
+    state = state_with(make_limits(), make_request("a", 3, 9))
+    batch, _ = run_step(state)
+    assert speculator.learn(batch, {A: SampledRow(5)}, 1.0) == []
