@@ -70,6 +70,7 @@ def _path(path: KernelPath) -> str:
 def perfetto(trace: Trace) -> dict[str, Any]:
     """Return a Chrome trace: steps and the executor's share of them, rows and neighbours."""
     process = {"pid": 1}
+    prompt = len(trace.header.prompt_token_ids)
     events: list[dict[str, Any]] = [
         {**process, "ph": "M", "name": "process_name",
          "args": {"name": f"request {trace.header.request_id}"}},
@@ -78,7 +79,7 @@ def perfetto(trace: Trace) -> dict[str, Any]:
     ]  # fmt: skip
     for step in trace.steps:
         start, duration = step.start_ns / 1000, step.duration_ns / 1000
-        kind = "decode" if step.num_row_tokens == 1 and step.tokens else "prefill"
+        kind = "prefill" if step.start_position < prompt else "decode"
         values = _step(step)
         values["tokens"] = [token.token_id for token in step.tokens]
         events.append(

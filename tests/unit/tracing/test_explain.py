@@ -139,6 +139,8 @@ def test_exports_hold_what_the_trace_holds() -> None:
     spans = [event for event in events if event["ph"] == "X" and event["tid"] == 1]
     assert [event["args"]["step_id"] for event in spans] == list(range(1, 27))
     assert spans[9]["args"]["num_neighbours"] == 1
+    names = [event["name"].partition(",")[0] for event in spans]
+    assert names == ["prefill", *["decode"] * 25]
     assert all(event["dur"] == 0.9 for event in spans)
 
 
