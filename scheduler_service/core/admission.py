@@ -16,6 +16,7 @@ from scheduler_service.core.lifecycle import finish
 from scheduler_service.core.request import FinishReason, Request, RequestId, SequenceId
 from scheduler_service.core.service_rate import clamp_retry
 from scheduler_service.core.state import SchedulerState
+from scheduler_service.core.step_budget import EFFICIENT_SHARE
 
 
 def submit(state: SchedulerState, *requests: Request) -> None:
@@ -97,12 +98,11 @@ def _check_deadline(state: SchedulerState, request: Request) -> None:
 
     The estimate is simple: the tokens that running requests and those before it in the queue
     have to compute and its own, less the share that was found in the prefix cache of late, at the
-    speed at which prompts were computed of late. It leaves out all tokens that are yet to be
-    generated and whoever comes before it later.
+    speed of prompts by the cost curve or as it was seen of late, whichever is higher. It leaves
+    out all tokens that are yet to be generated and whoever comes before it later.
     """
-    rate = state.service_rate
-    alone_seconds = rate.prefill_seconds(request.num_tokens)
-    if request.deadline is None or alone_seconds is None:
+    token_seconds = _token_seconds(state)
+    if request.deadline is None or token_seconds is None:
         return
     num_tokens = sum(
         each.num_uncomputed_tokens for each in state.running.values() if not each.is_paused
@@ -111,12 +111,22 @@ def _check_deadline(state: SchedulerState, request: Request) -> None:
         num_tokens += each.num_tokens
         if each is request:
             break
-    needed_seconds = rate.prefill_seconds(num_tokens) or 0.0
+    needed_seconds = num_tokens * token_seconds
     left_seconds = max(0.0, request.deadline - request.arrival)
     if needed_seconds > left_seconds:
-        fits_alone = alone_seconds <= left_seconds
+        fits_alone = request.num_tokens * token_seconds <= left_seconds
         retry_seconds = clamp_retry(needed_seconds - left_seconds) if fits_alone else None
         raise DeadlineUnreachableError(needed_seconds, left_seconds, retry_seconds)
+
+
+def _token_seconds(state: SchedulerState) -> float | None:
+    """Return what a token of a prompt costs in seconds, or None while nobody knows."""
+    curve, rate = state.limits.cost_curve, state.service_rate
+    known = [] if rate.token_seconds is None else [rate.token_seconds]
+    chunk = curve.efficient_prompt_tokens(EFFICIENT_SHARE)
+    if chunk:
+        known.append(curve.step_seconds(0, chunk) / chunk * state.pace.mixed)
+    return min(known) * (1.0 - rate.cached_share) if known else None
 
 
 def cancel(state: SchedulerState, request_id: RequestId) -> list[Event]:

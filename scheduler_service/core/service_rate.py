@@ -64,15 +64,16 @@ class ServiceRate:
         self._cached_share.add(num_cached_tokens / num_tokens)
         self._last_admission = now
 
-    def prefill_seconds(self, num_tokens: int) -> float | None:
-        """Return how long so many prompt tokens take, or None before anything was measured.
-
-        Of them as large a share is taken to be cached as it was of late.
-        """
+    @property
+    def token_seconds(self) -> float | None:
+        """What a token of a prompt took, or None before anything was measured."""
         tokens, seconds = self._step_tokens.value, self._step_seconds.value
-        if not tokens or seconds is None:
-            return None
-        return num_tokens * (1.0 - (self._cached_share.value or 0.0)) * seconds / tokens
+        return None if not tokens or seconds is None else seconds / tokens
+
+    @property
+    def cached_share(self) -> float:
+        """The share of prompts that came from the prefix cache, in [0, 1]."""
+        return self._cached_share.value or 0.0
 
     def retry_seconds(self, num_requests: int = 1, num_tokens: int = 0) -> float:
         """Return when so many requests and tokens will have left the queue, in seconds."""

@@ -8,6 +8,7 @@ from collections import Counter
 from hypothesis import event, given, settings
 
 from scheduler_service.core import (
+    DeadlineUnreachableError,
     Event,
     FinishReason,
     PreemptionReason,
@@ -99,8 +100,12 @@ class Trace:
             priority=arrival.priority,
             client=arrival.client,
         )
-        submit(self.state, request)
         self.output[request.request_id] = []
+        try:
+            submit(self.state, request)
+        except DeadlineUnreachableError:
+            self.seen["unreachable"] += 1
+            self.ends[request.request_id] = FinishReason.DEADLINE
 
     def _restart(self) -> None:
         self.pool.restart()

@@ -77,7 +77,7 @@ class Tally:
 async def _play(client: AsyncClient, request: PoolRequest, action: Action, answer: Answer) -> None:
     """Send a request and treat it as the action says."""
     fate = action.fate
-    params = request.params
+    params = replace(request.params, priority=action.priority, client_id=action.client_id)
     if fate is Fate.INVALID:
         params = replace(params, max_tokens=0)
     timeout = action.seconds if fate is Fate.DEADLINE else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from scheduler_service.client import Priority
 from tests.stress.request_pool import Profile
 
 
@@ -48,6 +49,8 @@ class Action:
     after_tokens: int  # of CANCEL, LEAVE and HANG_UP
     seconds: float  # of DROP and DEADLINE; the sum of the pauses of SLOW
     wait_seconds: float  # before the request is sent
+    priority: Priority
+    client_id: str
 
 
 def draw_action(
@@ -62,4 +65,6 @@ def draw_action(
         after_tokens=rng.choice((0, 0, 1, 2, rng.randrange(1, profile.max_tokens))),
         seconds=profile.pace_seconds * rng.choice((0.02, rng.random(), 2 * rng.random())),
         wait_seconds=profile.pace_seconds * rng.choice((0.0, 0.0, 0.3 * rng.random())),
+        priority=rng.choice(list(Priority)),
+        client_id=rng.choice(("", "a", "b")),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.core import (
@@ -14,6 +16,7 @@ from scheduler_service.core import (
     pause,
     submit,
 )
+from scheduler_service.core.cost_curve import CostCurve, CostPoint
 from tests.support.core_scenarios import make_limits, make_request, run_step, state_with
 
 
@@ -87,6 +90,19 @@ def test_a_deadline_that_the_queue_makes_miss_is_refused_with_a_retry_hint() -> 
     assert refused.value.needed_seconds == pytest.approx(0.6)
     assert refused.value.retry_seconds == pytest.approx(0.2)
     submit(state, make_request("b", 10, deadline=0.6))
+
+
+def test_a_cost_curve_judges_before_anything_was_seen_and_the_faster_speed_counts() -> None:
+    """A guess must not refuse what was seen to be possible; what is cached is not computed."""
+    curve = CostCurve([CostPoint(1, n, 0, 0.01 * n) for n in (1, 8, 16, 32)])
+    for seen, cached, deadline in ((None, 0, 0.5), (0.001, 0, 0.05), (1.0, 0, 0.5), (1.0, 40, 0.1)):
+        state = SchedulerState(replace(make_limits(seqs=1), cost_curve=curve))
+        if seen is not None:
+            state.service_rate.record_step(100, 100, 100 * seen)
+        state.service_rate.record_admission(0.0, 0.0, 50, cached)
+        with pytest.raises(DeadlineUnreachableError):
+            submit(state, make_request("a", 50, deadline=0.99 * deadline))
+        submit(state, make_request("a", 50, deadline=1.01 * deadline))
 
 
 def test_only_those_before_it_count() -> None:

@@ -33,9 +33,9 @@ def test_nothing_is_known_at_first() -> None:
 
 
 def test_the_prediction_is_a_quantile_and_never_above_max_tokens() -> None:
-    """Of the lengths 1 to 100, four fifths are at most 80."""
+    """Of the lengths 1 to 100, half are at most 50."""
     known = _learned(*range(1, 101))
-    assert known.num_remaining(make_request("a", 1, 1000)) == 81
+    assert known.num_remaining(make_request("a", 1, 1000)) == 51
     assert known.num_remaining(make_request("a", 1, 30)) == 30
 
 
@@ -44,7 +44,7 @@ def test_a_request_is_compared_with_longer_ones_only() -> None:
     known = _learned(*range(1, 101))
     request = make_request("a", 1, 1000)
     request.output_token_ids.extend([0] * 90)
-    assert known.num_remaining(request) == 9
+    assert known.num_remaining(request) == 6
     request.output_token_ids.extend([0] * 10)
     assert known.num_remaining(request) == 1
 
@@ -102,7 +102,8 @@ def test_admission_counts_on_the_predicted_growth() -> None:
 def test_the_hint_before_anything_was_measured_is_a_constant() -> None:
     """There is nothing better to say."""
     assert ServiceRate().retry_seconds() == DEFAULT_RETRY_SECONDS
-    assert ServiceRate().prefill_seconds(10) is None
+    assert ServiceRate().token_seconds is None
+    assert ServiceRate().cached_share == 0.0
 
 
 def test_the_hint_follows_the_time_between_admissions() -> None:
@@ -125,14 +126,14 @@ def test_idle_time_is_not_service_time() -> None:
 
 
 def test_the_speed_of_prompts_comes_from_steps_that_compute_prompts() -> None:
-    """Steps of one token a request say nothing of it; cached tokens cost nothing."""
+    """Steps of one token a request say nothing of it; cached ones are counted apart."""
     rate = ServiceRate()
     rate.record_step(num_prompt_tokens=0, num_tokens=64, seconds=1.0)
     rate.record_step(num_prompt_tokens=4, num_tokens=4, seconds=1.0)
-    assert rate.prefill_seconds(10) is None
+    assert rate.token_seconds is None
     for _ in range(5):
         rate.record_step(num_prompt_tokens=200, num_tokens=200, seconds=0.5)
         rate.record_step(num_prompt_tokens=100, num_tokens=300, seconds=50.0)
-    assert rate.prefill_seconds(800) == pytest.approx(2.0)
+    assert rate.token_seconds == pytest.approx(1 / 400)
     rate.record_admission(0.0, 0.0, 100, 75)
-    assert rate.prefill_seconds(800) == pytest.approx(0.5)
+    assert rate.cached_share == 0.75
