@@ -37,6 +37,7 @@ def draw(series: Series, path: Path) -> None:
                 axis.plot(times, [share * 100 for share in _LONGER], color=colour, label=policy)
             axis.set_xscale("log")
             axis.set_yscale("log")
+            axis.minorticks_off()
             axis.set_ylim(0.01, 120)
             axis.grid(alpha=0.3)
             axis.set_title(f"{workload}: {titles[index]}", fontsize=9)
