@@ -74,7 +74,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--clients", type=int, default=1000, help="clients of each workload")
+    parser.add_argument("--clients", type=int, default=600, help="clients of each workload")
     parser.add_argument("--load", type=float, default=0.7, help="share of the machine's capacity")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--curve", type=Path, default=CURVE, help="cost curve, JSON")
