@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from executor_service.kv_cache.block_pool import BlockId
     from executor_service.kv_cache.chain import ChainNode
 
-# Longest time that an opening reads: meanwhile no step is computed.
-READ_SECONDS: Final = 0.25
+# Longest time that an opening reads: meanwhile no step is computed. Beside other sequences, which
+# wait, it is shorter.
+READ_SECONDS: Final = 2.0
+READ_SECONDS_BESIDE_OTHERS: Final = 0.25
 # Memory for blocks that wait to be written.
 QUEUE_BYTES: Final = 64 << 20
 # Longest time that blocks are written when the process ends.
@@ -133,6 +135,7 @@ class DiskTier:
         self._blocks = blocks
         self._clock = clock
         self.read_seconds = READ_SECONDS
+        self.read_seconds_beside_others = READ_SECONDS_BESIDE_OTHERS
         self.flush_seconds = FLUSH_SECONDS
         self._deadline = 0.0
         self._began_ns = 0
@@ -142,9 +145,13 @@ class DiskTier:
         self._writer = threading.Thread(target=self._write_all, name="prefix-disk", daemon=True)
         self._writer.start()
 
-    def begin(self) -> bool:
-        """Begin to read for an opening; False when computing is quicker."""
-        self._deadline = self._clock() + self.read_seconds
+    def begin(self, *, is_alone: bool) -> bool:
+        """Begin to read for an opening; False when computing is quicker.
+
+        `is_alone` says whether no other sequence is open, which would have to wait.
+        """
+        seconds = self.read_seconds if is_alone else self.read_seconds_beside_others
+        self._deadline = self._clock() + seconds
         self._began_ns = time.time_ns()
         if self.cost.allows():
             return True

@@ -41,8 +41,11 @@ class KvOccupancy:
 class Tier(Protocol):
     """Keeps blocks that leave memory (disk_cache.tier.DiskTier)."""
 
-    def begin(self) -> bool:
-        """Begin to load for an opening; False when that is not worth it."""
+    def begin(self, *, is_alone: bool) -> bool:
+        """Begin to load for an opening; False when that is not worth it.
+
+        `is_alone` says whether no other sequence is open.
+        """
         ...
 
     def load(self, node: ChainNode) -> npt.NDArray[np.uint16] | None:
@@ -155,7 +158,7 @@ class KvCacheManager:
         token_ids: npt.NDArray[np.int32],
     ) -> None:
         raw = token_ids.astype("<i4", copy=False).tobytes()
-        num_loaded = 0
+        num_loaded, is_alone = 0, not self._sequences
         tier = self._tier
         for node in index.find(salt, raw, self.block_size * _TOKEN_BYTES):
             block = index.block_of(node)
@@ -164,7 +167,7 @@ class KvCacheManager:
                     index.pin(block)
                 self._pool.retain([block])
             else:
-                if tier is None or (num_loaded == 0 and not tier.begin()):
+                if tier is None or (num_loaded == 0 and not tier.begin(is_alone=is_alone)):
                     break
                 block = self._load(index, tier, node)
                 if block is None:

@@ -139,11 +139,13 @@ async def test_b43_a_frozen_executor_is_reported_and_thaws_without_loss(mortal: 
 async def test_b13_prompts_around_the_chunk_size(mortal: Mortal) -> None:
     """Every length gives what it gives in one piece: nothing is sampled before the last chunk."""
 
-    async def outputs() -> list[Output]:
+    async def outputs(salt: str) -> list[Output]:
+        """With the salt nothing is cached of what the other salt has computed."""
         async with connected(mortal.address) as stub:
             return [
                 await run(
                     stub,
+                    cache_salt=salt,
                     token_ids=pb.TokenIds(ids=range(3, 3 + length)),
                     sampling=sampling_pb2.SamplingParams(temperature=0.9, seed=1),
                     stopping=sampling_pb2.StoppingParams(max_tokens=12, ignore_eos=True),
@@ -151,9 +153,9 @@ async def test_b13_prompts_around_the_chunk_size(mortal: Mortal) -> None:
                 for length in (15, 16, 17, 31, 32, 33)
             ]
 
-    whole = await outputs()
+    whole = await outputs("whole")
     await asyncio.to_thread(mortal.start_scheduler, "--max-prefill-chunk", "16")
-    cut = await outputs()
+    cut = await outputs("cut")
     assert [each.answer for each in cut] == [each.answer for each in whole]
     assert [each.finished.usage for each in cut] == [each.finished.usage for each in whole]
 

@@ -37,7 +37,7 @@ def start(folder: Path, disk: Path, **settings: object) -> Engine:
     engine = build(folder, **settings)
     tier = engine.prefixes.tier
     assert tier is not None
-    tier.read_seconds = tier.flush_seconds = 60.0
+    tier.read_seconds = tier.read_seconds_beside_others = tier.flush_seconds = 60.0
     tier.cost.note_compute = lambda seconds: None  # type: ignore[method-assign]
     return engine
 

@@ -45,7 +45,8 @@ class ForgetfulTier:
         self.kept: dict[bytes, tuple[str, list[int]]] = {}
         self.loads = 0
 
-    def begin(self) -> bool:
+    def begin(self, *, is_alone: bool) -> bool:
+        assert is_alone == (not self.machine.held)
         return self.loads % 7 != 6
 
     def load(self, node: ChainNode) -> npt.NDArray[np.uint16] | None:

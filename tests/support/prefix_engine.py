@@ -22,9 +22,10 @@ WANT = Want(Stat.ARGMAX | Stat.DIGEST)
 TEXT = [int(token) for token in np.random.default_rng(5).integers(0, 200, 100)]
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, shape: TinyShape | None = None) -> None:
     """A model of two layers."""
-    write_directory(folder, TinyShape(num_layers=2, vocab_size=200), Storage(4, 32, "float32"))
+    shape = shape or TinyShape(num_layers=2, vocab_size=200)
+    write_directory(folder, shape, Storage(4, 32, "float32"))
 
 
 def build(folder: Path, **settings: Any) -> Engine:

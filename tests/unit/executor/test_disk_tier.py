@@ -35,7 +35,7 @@ def stored(root: Path, length: int = 1, salt: str = "") -> list[np.ndarray]:
 
 
 def loaded(tier: DiskTier, length: int = 1, salt: str = "") -> list[np.ndarray | None]:
-    assert tier.begin()
+    assert tier.begin(is_alone=True)
     return [tier.load(node) for node in chain(length, salt)]
 
 
@@ -253,18 +253,22 @@ def test_what_is_on_disk_is_not_written_again(tmp_path: Path) -> None:
     assert tier.counts.written == 0
 
 
-def test_an_opening_reads_for_a_bounded_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_opening_reads_for_a_bounded_time(tmp_path: Path, is_alone: bool) -> None:
     stored(tmp_path, 3)
     now = [0.0]
     folder = DiskFolder(tmp_path, FORMAT.namespace, 10**6)
     tier = DiskTier(folder, FORMAT, Blocks(), clock=lambda: now[0])
-    first, second, _ = chain(3)
-    assert tier.begin()
+    bound = tier.read_seconds if is_alone else tier.read_seconds_beside_others
+    first, second, third = chain(3)
+    assert tier.begin(is_alone=is_alone)
     assert tier.load(first) is not None
-    now[0] += disk_tier_module.READ_SECONDS + 0.001
-    assert tier.load(second) is None
-    assert tier.begin()
+    now[0] += bound - 0.001
     assert tier.load(second) is not None
+    now[0] += 0.002
+    assert tier.load(third) is None
+    assert tier.begin(is_alone=is_alone)
+    assert tier.load(third) is not None
     tier.close()
 
 
