@@ -26,12 +26,17 @@ NUM_TRACED = 4
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A scheduler over the tiny model, whose steps split prompts."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     write_directory(folder, SHAPE, Storage(4))
-    flags = ("--max-prefill-chunk", "24", "--trace-dir", str(folder.parent / "traces"))
-    with running_pair(folder, executor_flags=EXECUTOR_FLAGS, scheduler_flags=flags) as pair:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(model: Path) -> Iterator[str]:
+    """A scheduler over the tiny model, whose steps split prompts."""
+    flags = ("--max-prefill-chunk", "24", "--trace-dir", str(model.parent / "traces"))
+    with running_pair(model, executor_flags=EXECUTOR_FLAGS, scheduler_flags=flags) as pair:
         yield pair.schedulers[0].address
 
 
@@ -177,3 +182,25 @@ def test_a_replay_wants_the_class_of_the_trace(
     solo = _run("explain", path, "--solo", "--address", address)
     assert solo.exit_code == 0, solo.output
     assert "The numeric classes differ: A X9, B X1" in solo.stdout
+
+
+def test_a_speculated_run_has_the_digests_of_a_plain_one(model: Path, tmp_path: Path) -> None:
+    # A prompt that repeats itself, so that drafts are found in it.
+    prompt = [5, 6, 7, 8, 9, 10] * 6
+    params = GenerationParams(max_tokens=40, ignore_eos=True, trace_kv=True)
+    flags = ("--speculation", "lookup")
+    with running_pair(model, executor_flags=EXECUTOR_FLAGS, scheduler_flags=flags) as pair:
+        with Client(pair.schedulers[0].address) as client:
+            answer = client.complete(prompt, params)
+        pair.schedulers[0].stop()
+        plain = pair.start_scheduler()
+        path = tmp_path / "t.isotrace"
+        path.write_bytes(answer.trace)
+        result = _run("replay", path, "--address", plain.address, "--json")
+    # Whether drafts pay is a question of speed, so there need not be any; their tokens are counted.
+    for step in wire.read(answer.trace).steps:
+        assert len(step.tokens) <= step.num_row_tokens
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["num_compared_tokens"] == found["num_compared_logits"] == 40
+    assert found["num_compared_positions"] == len(prompt) + 39

@@ -9,10 +9,14 @@ import pytest
 from isobatch.executor.v1 import token_rows_pb2
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
+from scheduler_service.speculation import FixedController, Speculator
+from scheduler_service.tracing.compare import compare
 from scheduler_service.tracing.model import NO_DIGEST, Trace, chained
 from scheduler_service.wire import trace as wire
 from tests.support.fake_executor import FakeExecutor
+from tests.support.proposers import OracleProposer
 from tests.support.scheduler_harness import Harness, running
+from tests.support.tiny_tokenizer import vocab_size
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -137,6 +141,28 @@ async def test_a_trace_is_kept_in_the_folder_whatever_becomes_of_the_request(
     assert left.end is not None
     assert left.end.outcome == "cancelled"
     assert left.tokens
+
+
+async def test_a_verified_row_gives_each_of_its_tokens_with_its_own_logits() -> None:
+    fields = [_fields(index, max_tokens=12, return_logits_digests=True) for index in range(3)]
+    async with running(FakeExecutor()) as harness:
+        plain = [await _traced(harness, trace_kv=True, **each) for each in fields]
+        truth = {
+            tuple(each["token_ids"].ids): run[0] for each, run in zip(fields, plain, strict=True)
+        }
+        served = harness.server.engine.served
+        assert served is not None
+        proposer = OracleProposer(truth, vocab_size(), noise=0.3)
+        served.loop.speculator = Speculator(proposer, FixedController(4), 4)
+        runs = await asyncio.gather(*(_traced(harness, trace_kv=True, **each) for each in fields))
+    for before, after in zip(plain, runs, strict=True):
+        assert max(len(step.tokens) for step in after[2].steps) > 1
+        assert after[:2] == before[:2]
+        tokens = [token for token, _ in after[2].tokens]
+        assert tokens == [token for token, _ in before[2].tokens]
+        assert after[2].end == before[2].end
+        assert compare(before[2], after[2]).is_equal
+        assert compare(before[2], after[2]).has_kv_digests
 
 
 async def test_a_restart_of_the_executor_closes_no_trace_and_loses_no_token() -> None:
