@@ -132,3 +132,13 @@ def test_generated_messages_stop_at_the_wire(service: str) -> None:
 
 def test_importing_the_scheduler_package_imports_nothing() -> None:
     assert roots(ROOT / "scheduler_service" / "__init__.py") == set()
+
+
+def test_one_module_imports_opentelemetry() -> None:
+    """It is an extra: everything else works without it, and pays nothing for it."""
+    folders = ("scheduler_service", "executor_service", "kernels")
+    users = [
+        relative(path) for folder in folders for path in modules(folder)
+        if "opentelemetry" in roots(path)
+    ]  # fmt: skip
+    assert users == ["scheduler_service/otel.py"]
