@@ -105,7 +105,10 @@ def _rows_of_running(
     events: list[Event],
 ) -> list[TokenRow]:
     """Return the rows that fit, preempting from the end where an earlier row needs blocks."""
-    order = keep_order(state)
+    # Where all rows certainly fit, which is nearly always, nobody asks who is worth keeping.
+    most = sum(shares.values()) // state.limits.block_size + len(shares)
+    is_tight = most > blocks.num_spare
+    order = keep_order(state) if is_tight else list(state.running.values())
     rows: list[TokenRow] = []
     index = 0
     while index < len(order):
