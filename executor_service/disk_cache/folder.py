@@ -58,9 +58,13 @@ class DiskFolder:
             return None
         return record
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a record of the name."""
-        return self._path(name).exists()
+    def note_use(self, name: str, used_ns: int) -> bool:
+        """Note a record's use; False where there is none."""
+        try:
+            os.utime(self._path(name), ns=(used_ns, used_ns), follow_symlinks=False)
+        except OSError:
+            return False
+        return True
 
     def remove(self, name: str) -> None:
         """Remove a record, if it is there."""

@@ -8,6 +8,7 @@ a record that is damaged or foreign is a miss, counted and removed.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -34,7 +35,9 @@ READ_SECONDS_BESIDE_OTHERS: Final = 0.25
 # Memory for blocks that wait to be written.
 QUEUE_BYTES: Final = 64 << 20
 # Longest time that blocks are written when the process ends.
-FLUSH_SECONDS: Final = 5.0
+FLUSH_SECONDS: Final = 3.0
+# Longest time to wait for what is in the queue then.
+CLOSE_SECONDS: Final = 20.0
 # After a write that failed, as on a full disk.
 PAUSE_SECONDS: Final = 30.0
 # Of openings that would not read because it was slow, one in so many tries whether it still is.
@@ -181,12 +184,15 @@ class DiskTier:
 
     def keep(self, node: ChainNode, block: BlockId) -> None:
         """Bring a block to disk that is about to leave memory."""
-        if self._clock() < self._may_write_after or self.folder.has(node.digest.hex()):
+        used_ns = _used_ns(time.time_ns(), node)
+        if self._clock() < self._may_write_after or self.folder.note_use(
+            node.digest.hex(), used_ns
+        ):
             return
         if self._queue.full():
             self.counts.dropped += 1
             return
-        self._add(node, block, time.time_ns())  # only this thread adds, so there is still room
+        self._queue.put(self._job(node, block, used_ns))  # only this thread adds: there is room
 
     def note_step(self, num_blocks: float, seconds: float) -> None:
         """Note how long it took to compute the tokens of so many blocks."""
@@ -199,24 +205,31 @@ class DiskTier:
         deadline = self._clock() + self.flush_seconds
         began_ns = time.time_ns()
         for node, block in blocks:
-            if self._clock() > deadline:
+            left = deadline - self._clock()
+            if left < 0:
                 break
-            if not self.folder.has(node.digest.hex()):
-                self._add(node, block, began_ns)
+            used_ns = _used_ns(began_ns, node)
+            if self.folder.note_use(node.digest.hex(), used_ns):
+                continue
+            try:
+                self._queue.put(self._job(node, block, used_ns), timeout=left)
+            except queue.Full:
+                break
         self.close()
 
-    def _add(self, node: ChainNode, block: BlockId, now_ns: int) -> None:
-        bits, header = self._blocks.read_block(block), self._format.header(node)
-        self._queue.put(_Job(node.digest.hex(), header, _used_ns(now_ns, node), bits))
+    def _job(self, node: ChainNode, block: BlockId, used_ns: int) -> _Job:
+        bits = self._blocks.read_block(block)
+        return _Job(node.digest.hex(), self._format.header(node), used_ns, bits)
 
     def settle(self) -> None:
         """Wait until nothing waits to be written."""
         self._queue.join()
 
     def close(self) -> None:
-        """Write what waits and stop the thread."""
-        self._queue.put(None)
-        self._writer.join()
+        """Write what waits and stop the thread, or leave it alone when the disk does not answer."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+            self._writer.join(CLOSE_SECONDS)
 
     def _write_all(self) -> None:
         """The writer's thread."""
@@ -237,10 +250,10 @@ class DiskTier:
             record = self._format.encode(job.header, job.bits)
             self.folder.write(job.name, record, job.used_ns)
             self.counts.written += 1
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._refused(error)
 
-    def _refused(self, error: OSError) -> None:
+    def _refused(self, error: OSError | MemoryError) -> None:
         if not self.counts.failed:
             _LOG.warning("prefix cache: a block was not written", error=str(error))
         self.counts.failed += 1

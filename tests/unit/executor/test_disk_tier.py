@@ -253,6 +253,32 @@ def test_what_is_on_disk_is_not_written_again(tmp_path: Path) -> None:
     assert tier.counts.written == 0
 
 
+def test_a_block_that_was_in_use_in_memory_is_young_on_disk(tmp_path: Path) -> None:
+    stored(tmp_path)
+    (path,) = files(tmp_path)
+    os.utime(path, (1, 1))
+    tier = disk_tier(tmp_path, Blocks())
+    tier.keep(chain(1)[0], BLOCK)
+    assert path.stat().st_mtime > 10**9
+    tier.close()
+
+
+def test_a_disk_that_does_not_answer_does_not_hold_the_end_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(DiskFolder, "trim", lambda _: gate.wait(60))
+    monkeypatch.setattr(disk_tier_module, "QUEUE_BYTES", 0)
+    monkeypatch.setattr(disk_tier_module, "CLOSE_SECONDS", 0.01)
+    blocks = Blocks()
+    blocks.fill(BLOCK, 1)
+    tier = disk_tier(tmp_path, blocks)
+    tier.flush_seconds = 0.01
+    tier.flush([(node, BLOCK) for node in chain(9)])  # would wait for ever
+    assert tier.counts.written == 0
+    gate.set()
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_an_opening_reads_for_a_bounded_time(tmp_path: Path, is_alone: bool) -> None:
     stored(tmp_path, 3)
