@@ -107,12 +107,15 @@ def _check_deadline(state: SchedulerState, request: Request) -> None:
     num_tokens = sum(
         each.num_uncomputed_tokens for each in state.running.values() if not each.is_paused
     )
+    left_seconds = max(0.0, request.deadline - request.arrival)
+    if (num_tokens + state.waiting.num_tokens) * token_seconds <= left_seconds:
+        # Whoever is before it, so a long queue need not be gone through.
+        return
     for each in state.waiting.ordered(state.now):
         num_tokens += each.num_tokens
         if each is request:
             break
     needed_seconds = num_tokens * token_seconds
-    left_seconds = max(0.0, request.deadline - request.arrival)
     if needed_seconds > left_seconds:
         fits_alone = request.num_tokens * token_seconds <= left_seconds
         retry_seconds = clamp_retry(needed_seconds - left_seconds) if fits_alone else None
