@@ -67,4 +67,6 @@ def test_a_whole_program() -> None:
         assert cpu.read_block(block).tobytes() == gpu.read_block(block).tobytes()
     gpu.zero_blocks(np.array([3, 5], np.int32))
     assert not gpu.read_block(3).any()
+    gpu.write_block(3, cpu.read_block(0))
+    assert gpu.read_block(3).tobytes() == cpu.read_block(0).tobytes()
     gpu.close()

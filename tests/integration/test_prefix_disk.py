@@ -51,6 +51,9 @@ def test_a_restart_finds_what_was_cached(folder: Path, tmp_path: Path, cold: byt
     client = Client(engine)
     assert client.run(TEXT) == (96, cold)
     assert engine.prefixes.counts.tokens_hit_on_disk == 96
+    # Who wrote what came from disk is not known, and nobody else is named for it.
+    blocks = engine.session.provenance(client.num_opened, 0).blocks
+    assert [block.record.writer_id is None for block in blocks] == [True] * 6 + [False]
     assert client.run(TEXT) == (96, cold)
     assert engine.prefixes.counts.tokens_hit == 96  # by now from memory
     assert client.run(TEXT, salt="other tenant") == (0, cold)
