@@ -38,7 +38,7 @@ class FairShare:
         floor = min((self.served(other) for other in waiting), default=self._last)
         self._served[client_id] = max(self.served(client_id), floor)
         self._served.move_to_end(client_id)
-        if len(self._served) > MAX_CLIENTS:
+        while len(self._served) > MAX_CLIENTS:
             self._served.popitem(last=False)
 
     def admit(self, client_id: str, num_tokens: int) -> None:
