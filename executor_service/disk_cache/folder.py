@@ -47,15 +47,24 @@ class DiskFolder:
         """Return a record and note its use, a Unix time in ns; None where there is none."""
         path = self._path(name)
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            # Not blocking: whatever stands there, like a pipe without a writer, must not be waited
+            # for.
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > self._limit:
+                return None
+            with open(handle, "rb", closefd=False) as file:
                 record = file.read()
-            os.utime(path, ns=(used_ns, used_ns))
         except OSError:
             return None
+        finally:
+            os.close(handle)
+        # What cannot be marked, as on a read-only medium, can still be used.
+        with contextlib.suppress(OSError):
+            os.utime(path, ns=(used_ns, used_ns))
         return record
 
     def note_use(self, name: str, used_ns: int) -> bool:

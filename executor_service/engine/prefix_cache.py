@@ -55,7 +55,12 @@ def build_prefix_cache(
     shape = block_shape(dimensions, identity.block_size)
     record_format = RecordFormat(identity, build_digest(backend.unit), shape)
     limit = config.prefix_disk_mb * _MB
-    root = Path(config.prefix_disk_dir or cache_folder() / _FOLDER).expanduser()
+    try:
+        root = Path(config.prefix_disk_dir or cache_folder() / _FOLDER).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"[config] prefix_disk_dir must be in a home that exists, got {config.prefix_disk_dir}"
+        ) from error
     if record_format.payload_bytes * 2 > limit:
         raise ConfigError(
             f"[config] prefix_disk_mb must hold two blocks of {record_format.payload_bytes} bytes, "

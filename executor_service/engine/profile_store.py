@@ -64,7 +64,7 @@ class ProfileStore:
             return None
         try:
             return _decode(content, key)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             _LOG.warning("profile is damaged and is measured again", path=str(path),
                          error=str(error))  # fmt: skip
             return None

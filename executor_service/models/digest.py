@@ -47,7 +47,7 @@ def remembered_digest(files: Sequence[Path], tensors: Mapping[str, memoryview]) 
         known = json.loads(path.read_bytes())
         if known["identity"] == identity and len(bytes.fromhex(known["digest"])) == 32:
             return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     digest = tensors_digest(tensors)
     with contextlib.suppress(OSError):

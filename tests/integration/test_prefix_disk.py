@@ -108,5 +108,7 @@ def test_a_folder_that_cannot_be_is_refused_at_the_start(folder: Path, tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="prefix_disk_dir must be a folder to write to"):
         start(folder, tmp_path / "file")
+    with pytest.raises(ConfigError, match="prefix_disk_dir must be in a home that exists"):
+        start(folder, Path("~no such user/prefixes"))
     with pytest.raises(ConfigError, match="prefix_disk_mb must be 0 without prefix_cache"):
         start(folder, tmp_path, prefix_cache=False)

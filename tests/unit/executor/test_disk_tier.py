@@ -88,6 +88,40 @@ def test_an_empty_file_and_a_link_are_misses(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_what_is_no_file_is_a_miss_and_holds_nothing_up(tmp_path: Path) -> None:
+    """A folder, a pipe that nobody writes to and a file larger than the whole bound."""
+    stored(tmp_path, 3)
+    folder, pipe, huge = files(tmp_path)
+    for path in (folder, pipe, huge):
+        path.unlink()
+    folder.mkdir()
+    os.mkfifo(pipe)
+    huge.touch()
+    os.truncate(huge, 10**12)
+    tier = disk_tier(tmp_path, Blocks())
+    before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    assert loaded(tier, 3) == [None, None, None]
+    if before:
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+    tier.close()
+
+
+def test_a_record_that_cannot_be_marked_as_used_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bits,) = stored(tmp_path)
+    tier = disk_tier(tmp_path, Blocks())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    (got,) = loaded(tier)
+    assert got is not None
+    assert got.tobytes() == bits.tobytes()
+    tier.close()
+
+
 def test_a_record_under_anothers_name_is_a_miss(tmp_path: Path) -> None:
     stored(tmp_path, 2)
     one, two = (tmp_path / FORMAT.namespace / f"{node.digest.hex()}.kv" for node in chain(2))
