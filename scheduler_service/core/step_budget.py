@@ -43,7 +43,7 @@ a curve has noise, and a kernel path that begins at the next row shows in it by 
 SINGLE_STEPS: Final = 4.0
 """Steps of one decode row that the derived bound allows at least."""
 
-OWN_STEPS: Final = 2.0
+OWN_STEPS: Final = 3.0
 """Steps of the present decode rows alone that the derived bound allows at least."""
 
 MIN_OWN_STEPS: Final = 1.1
@@ -110,7 +110,7 @@ def step_bound(state: SchedulerState, load: StepLoad) -> float:
     """Return the most seconds by the curve of a step with the decode rows of `load` and prompts.
 
     The bound itself is in real time: the one that was set, or the longest of a few steps of one
-    decode row, two steps of the present decode rows alone, and one of these with the smallest
+    decode row, three steps of the present decode rows alone, and one of these with the smallest
     chunk of a prompt that is about as fast per token as any. By the curve it is longer or shorter,
     as steps of decode rows and prompts are seen to take less or more than the curve says.
     """

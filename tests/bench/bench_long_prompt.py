@@ -129,18 +129,16 @@ def measure(args: argparse.Namespace) -> list[Sample]:
             pair = stack.enter_context(
                 running_pair(
                     args.model,
-                    executor_flags=("--profile", args.profile),
+                    executor_flags=("--profile", args.profile, "--threads", str(args.threads)),
                     scheduler_flags=flags,
                 )
             )
             addresses[mode] = pair.schedulers[0].address
         for index in range(args.rounds + 1):
             for mode, address in addresses.items():
-                part = 4 if index == 0 else 1
+                num_prompt_tokens = args.prompt if index else args.prompt // 4
                 gaps, ttft, rate = asyncio.run(
-                    one_round(
-                        address, args.streams, args.tokens // part, args.prompt // part, index
-                    )
+                    one_round(address, args.streams, args.tokens, num_prompt_tokens, index)
                 )
                 if index == 0:
                     continue  # touches memory and lets the pace settle
@@ -169,6 +167,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=6000, help="tokens of the prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-step-ms", type=float, default=0.0, help="0 derives it")
+    parser.add_argument("--threads", type=int, default=0, help="of the executors; 0 takes all")
     parser.add_argument("--profile", default="measure", help="of the executors")
     parser.add_argument("--json", default="bench-results/long_prompt.json")
     args = parser.parse_args()

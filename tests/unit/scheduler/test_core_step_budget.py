@@ -98,10 +98,10 @@ def test_without_a_curve_nothing_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_decoding", "expected"), [(1, BASE + 65 * ROW), (200, 2 * (BASE + 200 * ROW))]
+    ("num_decoding", "expected"), [(1, BASE + 65 * ROW), (200, 3 * (BASE + 200 * ROW))]
 )
 def test_the_derived_bound(num_decoding: int, expected: float) -> None:
-    """A chunk at 95 % of the best tokens a second on top, or twice what decoding takes."""
+    """A chunk at 95 % of the best tokens a second on top, or three times what decoding takes."""
     state = SchedulerState(_limits())
     load = StepLoad(CURVE, num_decoding)
     assert step_bound(state, load) == expected
