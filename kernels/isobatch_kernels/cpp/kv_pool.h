@@ -20,6 +20,8 @@ class KvPool {
   void write_block(int block, const uint16_t* in);
 
  private:
+  uint16_t* place(size_t bytes, int num_arrays);
+
   std::vector<AlignedBuffer> memory_;
   std::vector<KvView> views_;
 };
