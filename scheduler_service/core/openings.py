@@ -76,7 +76,9 @@ class Admissions:
     def _need(self, request: Request) -> tuple[int, int]:
         # The token that ends a request is never computed.
         num_more = self._lengths.num_remaining(request) - 1
-        return num_more, request.num_tokens - request.num_cached_tokens
+        # Blocks of refused drafts are held until it ends.
+        length = max(request.num_tokens, request.num_held_tokens)
+        return num_more, length - request.num_cached_tokens
 
     def admit(self, request: Request) -> bool:
         """Count a waiting request as running and return True, if it fits."""

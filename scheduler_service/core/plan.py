@@ -78,8 +78,9 @@ def plan(
             _admit(state, request, now, events)
             blocks.grow(request.num_computed_tokens, num_new)
             rows.append(_row(request, num_new))
+    load = _load(state, rows, events)
     if drafts:
-        _add_drafts(state, rows, drafts, blocks)
+        _add_drafts(state, rows, drafts, blocks, load, shares.bound_seconds)
     if not rows and not state.to_release:
         return None
     state.step_id += 1
@@ -89,7 +90,7 @@ def plan(
         rows=tuple(rows),
         released_sequence_ids=tuple(state.to_release),
         events=tuple(events),
-        predicted_seconds=_predicted_seconds(state, rows, events),
+        predicted_seconds=load.seconds(),
         bound_seconds=shares.bound_seconds,
     )
     state.to_release.clear()
@@ -205,16 +206,12 @@ def _is_for_growth(event: Event) -> bool:
     return isinstance(event, RequestPreempted) and event.reason is PreemptionReason.CAPACITY
 
 
-def _predicted_seconds(
-    state: SchedulerState, rows: Iterable[TokenRow], events: Iterable[Event]
-) -> float:
-    """Return the step's time by the cost curve; 0 without one.
+def _load(state: SchedulerState, rows: Iterable[TokenRow], events: Iterable[Event]) -> StepLoad:
+    """Return what the step costs by the cost curve.
 
     As in `share_step`, the first row of a request is part of a prompt, however short.
     """
     load = StepLoad(state.limits.cost_curve)
-    if not load.curve:
-        return 0.0
     new = {event.request_id for event in events if isinstance(event, RequestAdmitted)}
     for row in rows:
         num_tokens = len(row.token_ids)
@@ -223,7 +220,7 @@ def _predicted_seconds(
             load.num_positions += num_tokens * row.start_position
         else:
             load.add_prompt(num_tokens, row.start_position)
-    return load.seconds()
+    return load
 
 
 def _row(request: Request, num_new: int) -> TokenRow:
@@ -247,8 +244,13 @@ def _add_drafts(
     rows: list[TokenRow],
     drafts: Mapping[RequestId, tuple[int, ...]],
     blocks: BlockBudget,
+    load: StepLoad,
+    bound: float,
 ) -> None:
-    """Give rows of one known token as many of their drafted tokens as there is room for."""
+    """Give rows of one known token as many of their drafted tokens as there is room for.
+
+    Beside prompts, that is room in the bound too. Without any, the drafts' own gain decides.
+    """
     num_left = state.limits.max_num_batched_tokens - sum(len(row.token_ids) for row in rows)
     for index, row in enumerate(rows):
         drafted = drafts.get(row.request_id, ())
@@ -265,6 +267,10 @@ def _add_drafts(
             request.max_tokens - len(request.output_token_ids) - 1,
         )
         count = min(most, blocks.num_fitting(end, most, num_held, len(state.running)))
+        load.add_drafts(max(0, count), row.start_position)
+        while count > 0 and load.num_prompt_tokens and load.seconds() > bound:
+            load.add_drafts(-1, row.start_position)
+            count -= 1
         if count < 1:
             continue
         num_left -= count

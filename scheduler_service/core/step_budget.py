@@ -78,6 +78,11 @@ class StepLoad:
         self.num_decode_rows += 1
         self.num_positions += request.num_computed_tokens
 
+    def add_drafts(self, num_tokens: int, start: int) -> None:
+        """Add drafted tokens to a row of one token; fewer than none takes them out again."""
+        self.num_decode_rows += num_tokens
+        self.num_positions += num_tokens * start
+
     def add_prompt(self, num_tokens: int, start: int) -> None:
         """Add tokens of a row that starts behind so many cached positions."""
         self.num_prompt_tokens += num_tokens

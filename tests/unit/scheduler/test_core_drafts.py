@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.core import (
+    CostCurve,
+    CostPoint,
     Event,
     FinishReason,
     RequestFinished,
@@ -16,6 +20,7 @@ from scheduler_service.core import (
     TokenEmitted,
     TokenRowBatch,
     apply,
+    cancel,
     plan,
     submit,
 )
@@ -38,6 +43,12 @@ def drafted(state: SchedulerState, drafts: tuple[int, ...], name: RequestId = A)
     assert batch is not None
     state.check_invariants()
     return batch
+
+
+def must(state: SchedulerState) -> TokenRowBatch:
+    """Return the step that is in flight."""
+    assert state.in_flight is not None
+    return state.in_flight
 
 
 def emitted(events: list[Event]) -> list[tuple[int, int]]:
@@ -165,3 +176,32 @@ def test_a_request_that_fills_the_pool_goes_on_in_blocks_that_drafts_took() -> N
     while state.requests:
         run_step(state, token_id=50)
     assert state.num_blocks_held() == 0
+
+
+def test_nobody_is_admitted_to_blocks_that_refused_drafts_hold() -> None:
+    """Six of eight are held although four tokens are known: three more do not fit."""
+    state = state_with(make_limits(blocks=8, block_size=1), make_request("a", 2, 5))
+    run_step(state, token_id=50)
+    apply(state, drafted(state, (1, 2, 3)), {A: SampledRow(50)})
+    assert state.num_blocks_held() == 6
+    submit(state, make_request("b", 3, 1))
+    assert {row.request_id for row in must_plan(state).rows} == {"a"}
+
+
+def test_beside_a_prompt_drafts_keep_the_bound_of_the_step() -> None:
+    """A second for the weights and one for each token, eight in all."""
+    curve = CostCurve(CostPoint(n, n, 0, 1.0 + n) for n in (1, 2, 16))
+    limits = replace(make_limits(), cost_curve=curve, max_step_seconds=9.0)
+    state = state_with(limits, make_request("a", 1, 40))
+    run_step(state, token_id=50)
+    assert drafted(state, (1,) * 9).rows[0].num_draft_tokens == 9
+    apply(state, must(state), {A: SampledRow(50)})
+    for length, expected in ((40, 0), (5, 2)):
+        submit(state, make_request(f"p{length}", length, 1))
+        open_waiting(state)
+        batch = drafted(state, (1,) * 9)
+        assert batch.rows[0].num_draft_tokens == expected
+        assert batch.predicted_seconds <= 9.0
+        apply(state, batch, {row.request_id: SampledRow(50) for row in batch.rows if row.wanted})
+        cancel(state, RequestId(f"p{length}"))
+        run_step(state, token_id=50)
