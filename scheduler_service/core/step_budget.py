@@ -46,6 +46,9 @@ SINGLE_STEPS: Final = 4.0
 OWN_STEPS: Final = 3.0
 """Steps of the present decode rows alone that the derived bound allows at least."""
 
+MAX_OWN_STEPS: Final = 6.0
+"""The same at most, however long an efficient chunk takes."""
+
 MIN_OWN_STEPS: Final = 1.1
 """The same for any bound: below that, prompts would stand still beside many decode rows."""
 
@@ -114,10 +117,11 @@ class StepLoad:
 def step_bound(state: SchedulerState, load: StepLoad) -> float:
     """Return the most seconds by the curve of a step with the decode rows of `load` and prompts.
 
-    The bound itself is in real time: the one that was set, or the longest of a few steps of one
-    decode row, three steps of the present decode rows alone, and one of these with the smallest
-    chunk of a prompt that is about as fast per token as any. By the curve it is longer or shorter,
-    as steps of decode rows and prompts are seen to take less or more than the curve says.
+    The bound itself is in real time: the one that was set, or that of a step of the present decode
+    rows with the smallest chunk of a prompt that is about as fast per token as any. That is at
+    least three and at most six steps of these rows alone, and four of a single row. By the curve
+    it is longer or shorter, as steps of decode rows and prompts are seen to take less or more than
+    the curve says.
     """
     curve, limits, pace = load.curve, state.limits, state.pace
     if not curve or not load.num_decode_rows:
@@ -127,11 +131,10 @@ def step_bound(state: SchedulerState, load: StepLoad) -> float:
     bound = limits.max_step_seconds
     if bound <= 0:
         chunk = curve.efficient_prompt_tokens(EFFICIENT_SHARE)
-        bound = max(
-            SINGLE_STEPS * curve.step_seconds(1, 1) * pace.decode,
-            OWN_STEPS * alone * pace.decode,
-            curve.step_seconds(num_rows, num_rows + chunk, load.num_positions) * pace.mixed,
-        )
+        with_chunk = curve.step_seconds(num_rows, num_rows + chunk, load.num_positions)
+        own = alone * pace.decode
+        bound = min(max(with_chunk * pace.mixed, OWN_STEPS * own), MAX_OWN_STEPS * own)
+        bound = max(bound, SINGLE_STEPS * curve.step_seconds(1, 1) * pace.decode)
     return max(bound / pace.mixed, MIN_OWN_STEPS * alone)
 
 

@@ -46,7 +46,7 @@ class Sample:
     """One round."""
 
     mode: str
-    bound_ms: float  # in force when the round ended; 0 without a cost curve
+    bound_ms: float  # in force when the prompt was read; 0 without a cost curve
     gap_ms_p50: float  # while the prompt was read
     gap_ms_p95: float
     gap_ms_p99: float
@@ -71,9 +71,9 @@ async def _stream(
 
 
 async def one_round(
-    address: str, num_streams: int, num_tokens: int, num_prompt_tokens: int, seed: int
-) -> tuple[list[float], float, float]:
-    """Return the gaps while the prompt was read, its TTFT and the tokens a second."""
+    address: str, port: int, num_streams: int, num_tokens: int, num_prompt_tokens: int, seed: int
+) -> tuple[list[float], float, float, float]:
+    """Return the gaps while the prompt was read, the bound then, its TTFT and tokens a second."""
     draw = random.Random(seed)
 
     def ids(count: int) -> list[int]:
@@ -90,6 +90,7 @@ async def one_round(
             await lead.wait()
         sent = time.perf_counter()
         await _stream(client, ids(num_prompt_tokens), 1, prompt_arrivals, asyncio.Event())
+        bound = await asyncio.to_thread(bound_ms, port)
     ended = max(each[-1] for each in arrivals)
     first = prompt_arrivals[0]
     if min(each[-1] for each in arrivals) < first:
@@ -105,7 +106,7 @@ async def one_round(
         if after > sent and before < first
     ]
     total = num_streams * num_tokens + num_prompt_tokens + 1
-    return gaps, first - sent, total / (max(ended, first) - started)
+    return gaps, bound, first - sent, total / (max(ended, first) - started)
 
 
 def bound_ms(port: int) -> float:
@@ -137,8 +138,10 @@ def measure(args: argparse.Namespace) -> list[Sample]:
         for index in range(args.rounds + 1):
             for mode, address in addresses.items():
                 num_prompt_tokens = args.prompt if index else args.prompt // 4
-                gaps, ttft, rate = asyncio.run(
-                    one_round(address, args.streams, args.tokens, num_prompt_tokens, index)
+                gaps, bound, ttft, rate = asyncio.run(
+                    one_round(
+                        address, ports[mode], args.streams, args.tokens, num_prompt_tokens, index
+                    )
                 )
                 if index == 0:
                     continue  # touches memory and lets the pace settle
@@ -146,7 +149,7 @@ def measure(args: argparse.Namespace) -> list[Sample]:
                 samples.append(
                     Sample(
                         mode=mode,
-                        bound_ms=bound_ms(ports[mode]),
+                        bound_ms=bound,
                         gap_ms_p50=1e3 * gaps[len(gaps) // 2],
                         gap_ms_p95=1e3 * gaps[len(gaps) * 95 // 100],
                         gap_ms_p99=1e3 * gaps[len(gaps) * 99 // 100],
