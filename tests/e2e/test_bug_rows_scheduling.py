@@ -217,7 +217,7 @@ async def test_b38_streams_go_on_while_a_long_prompt_is_read(stub: Any) -> None:
 
 
 def _series(port: int) -> set[str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     return {re.sub(r" \S+$", "", line) for line in lines if not line.startswith("#")}
 

@@ -80,7 +80,7 @@ def test_serves_metrics_and_ends_on_a_signal(
 ) -> None:
     port = _free_port()
     with _executor(folder, model, "--metrics-port", str(port)) as service:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
             text = page.read().decode()
         assert 'isobatch_executor_kv_blocks{model="tiny",state="free"}' in text
         assert len(text.splitlines()) <= 500
@@ -97,7 +97,7 @@ def test_a_signal_while_the_model_loads_ends_it_as_well(folder: Path, model: Pat
         while not path.exists() and process.poll() is None:
             time.sleep(0.002)
         process.terminate()
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=90)
     finally:
         process.kill()
     assert process.returncode == 0, said

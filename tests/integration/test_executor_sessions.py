@@ -196,7 +196,7 @@ async def test_a_newer_session_fences_the_old_one(harness: Harness, epoch: int) 
         async with session(harness, epoch=epoch) as new:
             # The old stream ends by itself, although it asks for nothing.
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await asyncio.wait_for(old.read(), 5)
+                await asyncio.wait_for(old.read(), 60)
             assert raised.value.code() is grpc.StatusCode.ABORTED
             assert reason_of(raised.value) == "SESSION_FENCED"
             await new.open(1)
@@ -278,7 +278,7 @@ async def test_a_stop_waits_for_the_live_session(model: Path) -> None:
         await client.ask(release=rows_pb.ReleaseSequences(sequence_ids=np.uint64(1).tobytes()))
         # Nothing is open any more: the executor ends the session by itself.
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await asyncio.wait_for(client.read(), 5)
+            await asyncio.wait_for(client.read(), 60)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert harness.backends[0].is_closed
     assert not harness.socket.exists()

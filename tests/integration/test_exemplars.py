@@ -15,7 +15,7 @@ HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "request_duration")
 
 def _page(port: int, accept: str) -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         text: str = answer.read().decode()
     return text
 

@@ -31,7 +31,7 @@ def _start(*flags: str, folder: Path) -> "subprocess.Popen[str]":
 def test_a_configuration_error_exits_with_78() -> None:
     with socket_folder() as folder:
         process = _start("--listen", "0.0.0.0:1", folder=folder)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=90)
         assert process.returncode == 78
         assert "must be a loopback address" in errors
         assert "Traceback" not in errors
@@ -44,18 +44,18 @@ def test_it_serves_metrics_and_ends_on_sigterm() -> None:
     with socket_folder() as folder:
         process = _start("--metrics-port", str(port), "--log-format", "json", folder=folder)
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             path = folder / "isobatch" / "scheduler.sock"
             while not path.exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
             url = f"http://127.0.0.1:{port}/metrics"
-            with urllib.request.urlopen(url, timeout=10) as reply:
+            with urllib.request.urlopen(url, timeout=60) as reply:
                 text = reply.read().decode()
             assert "process_cpu_seconds_total" in text
             assert "# TYPE isobatch_scheduler_requests_running gauge" in text
         finally:
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=90)
         assert process.returncode == 0, errors
         assert '"event": "draining"' in errors
         assert not path.exists()

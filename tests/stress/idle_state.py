@@ -72,7 +72,7 @@ def _process(pid: int) -> ProcessCounts:
 
 def _samples(port: int) -> dict[tuple[str, str], float]:
     """Return metrics by (name, the label that tells series apart)."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
         text = reply.read().decode()
     return {
         (sample.name, next((sample.labels[k] for k in _LABELS if k in sample.labels), "")): float(

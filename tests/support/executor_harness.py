@@ -85,7 +85,7 @@ async def running(
         for _ in range(2):
             server.request_stop()
         try:
-            assert await asyncio.wait_for(task, 20) == 0
+            assert await asyncio.wait_for(task, 60) == 0
         finally:
             shutil.rmtree(folder)
 

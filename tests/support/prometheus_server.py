@@ -31,7 +31,7 @@ class PrometheusServer:
     def get(self, path: str, **values: str | float) -> Any:
         """Return the `data` of an answer; raises for any error."""
         query = urllib.parse.urlencode(values)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=60) as answer:
             document = json.load(answer)
         assert document["status"] == "success", document
         return document["data"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-START_TIMEOUT_SECONDS = 60.0
+START_TIMEOUT_SECONDS = 150.0
 
 
 def wait_serving(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -47,7 +47,7 @@ class Lines:
             return sum(1 for who, line in self.all if who == name and text in line) >= count
 
         with self._changed:
-            assert self._changed.wait_for(is_there, timeout=10), self.all
+            assert self._changed.wait_for(is_there, timeout=60), self.all
 
 
 def shell(name: str, script: str, *arguments: str) -> Child:
@@ -64,13 +64,13 @@ def watched(supervisor: Supervisor) -> Iterator[None]:
         yield
     finally:
         supervisor.stop()
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < give_up_at
         time.sleep(0.01)

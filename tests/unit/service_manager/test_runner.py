@@ -54,7 +54,7 @@ def test_signals_reach_the_service(tmp_path: Path) -> None:
     script = f"trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"
     command = [*RUNNER, "--record", str(tmp_path / "r"), "--", "/bin/sh", "-c", script]
     process = subprocess.Popen(command)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not ready.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
