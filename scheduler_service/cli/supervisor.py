@@ -25,6 +25,8 @@ _EXIT_CONFIGURATION: Final = 78
 # Ends a child's process group when the supervisor is gone, even by SIGKILL: only the supervisor
 # holds the other end of this script's standard input. (dash knows groups only in this spelling.)
 _WATCHDOG: Final = 'read -r line; kill -s TERM -- "-$1"'
+# A child begins once its watchdog is there; a supervisor killed before that never lets it begin.
+_GATE: Final = 'read -r go && exec "$@" </dev/null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,8 @@ class Supervisor:
 
     def _spawn(self, child: Child) -> _Running:
         process = subprocess.Popen(
-            child.argv,
-            stdin=subprocess.DEVNULL,
+            ("/bin/sh", "-c", _GATE, "gate", *child.argv),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -208,7 +210,10 @@ class Supervisor:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        assert process.stdin is not None
         assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as gate:
+            gate.write(b"go\n")
         reader = threading.Thread(
             target=self._read, args=(child.name, process.stdout), name=f"{child.name}-output"
         )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -201,6 +202,30 @@ def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
         eventually(lambda: marks.exists() and marks.read_text() == "up\n")
         supervisor.kill()
     eventually(lambda: marks.read_text() == "up\nended\n")
+
+
+def test_a_child_without_a_watchdog_never_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that is killed between the two leaves nothing behind."""
+    marks = tmp_path / "marks"
+    real = subprocess.Popen
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        if started:
+            raise KeyboardInterrupt  # stands for the end of the supervisor
+        started.append(real(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(KeyboardInterrupt):
+        Supervisor(Lines()).start(shell("a", 'echo up >> "$1"; sleep 60', str(marks)))
+    monkeypatch.undo()
+    with started[0] as child:
+        child.communicate(timeout=60)
+        assert child.returncode != 0
+    assert not marks.exists()
 
 
 def test_delays_double_up_to_a_limit() -> None:
