@@ -22,7 +22,7 @@ import psutil
 from executor_service import config
 from executor_service.engine.capabilities import package_version
 from executor_service.errors import ExecutorError, StartError
-from executor_service.models.registry import ALIASES, is_meant_as_path, locate
+from executor_service.models.registry import ALIASES, expanded, is_meant_as_path, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +115,7 @@ def check_model(settings: config.ExecutorConfig) -> list[Check]:
 
 
 def _model_advice(name: str) -> str:
-    is_path = is_meant_as_path(name) or Path(name).expanduser().exists()
+    is_path = is_meant_as_path(name) or expanded(name).exists()
     if is_path or not (name in ALIASES or "/" in name):
         return "Set `model` to a whole model that is there, an alias, or a repository id."
     return f"isobatch pull {name}"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
+from executor_service.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,9 +22,14 @@ CACHE_VARIABLE = "ISOBATCH_CACHE"
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the cache folder, without creating it."""
+    """Return the cache folder, without creating it; raises ConfigError for a home that is none."""
     value = (os.environ if environ is None else environ).get(CACHE_VARIABLE, "")
-    return Path(value).expanduser() if value else platformdirs.user_cache_path("isobatch")
+    try:
+        return Path(value).expanduser() if value else platformdirs.user_cache_path("isobatch")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"[config] {CACHE_VARIABLE} must be in a home that exists, got {value}"
+        ) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -73,7 +73,7 @@ def locate(
         if not path.is_file():
             raise _missing(name)
         return ModelLocation(path, model_id or name)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"[model] a model file must end in .gguf, got {path}")
@@ -91,6 +91,11 @@ def locate(
         f"[model] a model must be one of {', '.join(ALIASES)}, a .gguf file, a directory or a "
         f"repository id such as owner/name, got {name}"
     )
+
+
+def expanded(name: str) -> Path:
+    """Return a path with its ~ resolved; the ~ of a user that does not exist is kept."""
+    return Path(os.path.expanduser(name))  # pathlib's own raises RuntimeError
 
 
 def is_meant_as_path(name: str) -> bool:
@@ -115,11 +120,11 @@ def hub_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return the Hugging Face cache, by the variables that huggingface_hub reads."""
     values = os.environ if environ is None else environ
     if values.get("HF_HUB_CACHE"):
-        return Path(values["HF_HUB_CACHE"]).expanduser()
+        return expanded(values["HF_HUB_CACHE"])
     if values.get("HF_HOME"):
-        return Path(values["HF_HOME"]).expanduser() / "hub"
+        return expanded(values["HF_HOME"]) / "hub"
     base = values.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    return expanded(base) / "huggingface" / "hub"
 
 
 def repository_snapshot(name: str, environ: Mapping[str, str] | None = None) -> Path | None:

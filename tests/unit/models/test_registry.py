@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.errors import ModelError
+from executor_service.errors import ConfigError, ModelError
+from executor_service.models.cache import cache_folder
 from executor_service.models.registry import ALIASES, DEFAULT_MODEL, alias_path, hub_folder, locate
 
 
@@ -35,6 +36,14 @@ def test_a_gguf_file_is_named_by_its_stem(tmp_path: Path) -> None:
     path = tmp_path / "Some-Model.Q4_0.gguf"
     path.touch()
     assert locate(str(path)).model_id == "Some-Model.Q4_0"
+
+
+def test_a_home_that_is_none_is_named() -> None:
+    with pytest.raises(ModelError, match=r"the file must exist, got ~no such user/a\.gguf"):
+        locate("~no such user/a.gguf")
+    with pytest.raises(ConfigError, match="ISOBATCH_CACHE must be in a home that exists"):
+        cache_folder({"ISOBATCH_CACHE": "~no such user"})
+    assert hub_folder({"HF_HOME": "~no such user"}) == Path("~no such user/hub")
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
