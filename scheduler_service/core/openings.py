@@ -74,11 +74,11 @@ class Admissions:
         )
 
     def _need(self, request: Request) -> tuple[int, int]:
-        # The token that ends a request is never computed.
-        num_more = self._lengths.num_remaining(request) - 1
-        # Blocks of refused drafts are held until it ends.
+        # Blocks that were granted for drafts are held, although their tokens are not known; the
+        # token that ends a request is never computed.
+        end = request.num_tokens + self._lengths.num_remaining(request) - 1
         length = max(request.num_tokens, request.num_held_tokens)
-        return num_more, length - request.num_cached_tokens
+        return max(0, end - length), length - request.num_cached_tokens
 
     def admit(self, request: Request) -> bool:
         """Count a waiting request as running and return True, if it fits."""

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler_service.core import RequestId, submit
 from scheduler_service.core.output_lengths import MIN_SAMPLES, OutputLengths, peak_blocks
 from scheduler_service.core.service_rate import DEFAULT_RETRY_SECONDS, ServiceRate
-from tests.support.core_scenarios import make_limits, make_request, must_plan, shape, state_with
+from tests.support.core_scenarios import (
+    make_limits,
+    make_request,
+    must_plan,
+    run_step,
+    shape,
+    state_with,
+)
 
 
 def _learned(*lengths: int, client: str = "") -> OutputLengths:
@@ -97,6 +105,18 @@ def test_admission_counts_on_the_predicted_growth() -> None:
         state = state_with(limits, make_request("a", 8, 50), make_request("b", 8, 50))
         _learn(state.output_lengths, *[length] * 20)
         assert set(shape(must_plan(state))) == set(together)
+
+
+@pytest.mark.parametrize(("num_granted", "together"), [(0, "ab"), (16, "a")])
+def test_admission_does_not_count_on_blocks_that_are_held_for_drafts(
+    num_granted: int, together: str
+) -> None:
+    """They are in use as long as their request runs, whether or not its drafts were accepted."""
+    state = state_with(make_limits(blocks=6, block_size=4), make_request("a", 6, 9))
+    run_step(state)
+    state.requests[RequestId("a")].num_granted_tokens = num_granted
+    submit(state, make_request("b", 9, 1))
+    assert set(shape(must_plan(state))) == set(together)
 
 
 def test_the_hint_before_anything_was_measured_is_a_constant() -> None:
