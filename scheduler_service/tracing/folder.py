@@ -1,6 +1,7 @@
 """The folder in which the scheduler keeps traces: one private file for each traced request."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
@@ -53,4 +54,7 @@ class TraceFolder:
                 file.write(data)
             part.replace(path)
         except OSError as error:
+            # A disk that is full stays full if each failure leaves a piece.
+            with contextlib.suppress(OSError):
+                part.unlink()
             _LOG.warning("trace_not_written", path=str(path), error=error.strerror or str(error))
