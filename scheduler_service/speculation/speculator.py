@@ -17,6 +17,10 @@ from scheduler_service.speculation.proposer import Proposal, Proposer, ProposerK
 MAX_DRAFT_TOKENS: Final = 16
 """Most drafted tokens of a row that can be asked for."""
 
+MAX_SEQUENCES: Final = 64
+"""Sequences beyond which nobody drafts: rows of neighbours fill a step as well as drafts would, and
+asking for each costs some microseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
@@ -62,7 +66,7 @@ class Speculator:
         forecast = self._forecast = _Forecast(state, self._costs)
         self._proposals = {}
         self._known.update(forecast.decoding)
-        if forecast.num_room < 1:
+        if forecast.num_room < 1 or len(forecast.decoding) > MAX_SEQUENCES:
             return {}
         for sequence_id, request in forecast.decoding.items():
             # The step draws one token more than it accepts.

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from scheduler_service.core import Request, RequestId, SampledRow, SequenceId, apply, plan, submit
+from scheduler_service.core import (
+    Request,
+    RequestId,
+    SampledRow,
+    SequenceId,
+    apply,
+    cancel,
+    plan,
+    submit,
+)
 from scheduler_service.speculation import (
     AdaptiveController,
     FixedController,
@@ -12,6 +21,7 @@ from scheduler_service.speculation import (
     RowCounts,
     Speculator,
 )
+from scheduler_service.speculation.speculator import MAX_SEQUENCES
 from tests.support.core_scenarios import (
     make_limits,
     make_request,
@@ -65,6 +75,20 @@ def test_a_full_step_has_no_room_for_drafts() -> None:
     submit(state, make_request("b", 9))
     run_step(state)
     assert speculator.draft(state) == {}
+
+
+def test_nobody_is_asked_beside_very_many_sequences() -> None:
+    echo = Echo()
+    speculator = Speculator(echo, FixedController(8), 8)
+    limits = make_limits(tokens=512, seqs=100, waiting=100, blocks=400)
+    requests = [make_request(str(index), 3, 9) for index in range(MAX_SEQUENCES + 1)]
+    state = state_with(limits, *requests)
+    while len(state.waiting):
+        run_step(state)
+    assert speculator.draft(state) == {}
+    assert not echo.asked
+    cancel(state, requests[0].request_id)
+    assert len(speculator.draft(state)) == MAX_SEQUENCES
 
 
 def test_rows_are_counted_and_the_accounts_settled() -> None:
