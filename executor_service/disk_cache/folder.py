@@ -36,12 +36,15 @@ class DiskFolder:
         self._root = root
         self._folder = root / namespace
         self._limit = limit_bytes
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._make()
         self.num_records = 0
         self.num_evicted = 0
         self._num_bytes = 0
         self._writes_to_scan = 0
+
+    def _make(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def read(self, name: str, used_ns: int) -> bytes | None:
         """Return a record and note its use, a Unix time in ns; None where there is none."""
@@ -82,6 +85,7 @@ class DiskFolder:
 
     def write(self, name: str, record: bytes, used_ns: int) -> None:
         """Write a record, then make room for it; raises OSError with nothing of it left."""
+        self._make()  # somebody may have emptied the cache meanwhile
         handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=_UNFINISHED)  # mode 0600
         try:
             with os.fdopen(handle, "wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -119,6 +120,21 @@ def test_a_record_that_cannot_be_marked_as_used_is_used(
     (got,) = loaded(tier)
     assert got is not None
     assert got.tobytes() == bits.tobytes()
+    tier.close()
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    root, blocks = tmp_path / "prefixes", Blocks()
+    tier = disk_tier(root, blocks)
+    bits = blocks.fill(BLOCK, 1)
+    shutil.rmtree(root)
+    tier.keep(chain(1)[0], BLOCK)
+    tier.settle()
+    assert (tier.counts.written, tier.counts.failed) == (1, 0)
+    (got,) = loaded(tier)
+    assert got is not None
+    assert got.tobytes() == bits.tobytes()
+    assert root.stat().st_mode & 0o777 == 0o700
     tier.close()
 
 
