@@ -10,12 +10,23 @@ from isobatch_kernels.cuda.source import KernelSource
 # Element types of buffers; float where a name is not listed.
 _TYPES: Final = {
     "q": "__half",
+    "bits": "__half",
     "cache": "__half",
     "flags": "uint32_t",
     **dict.fromkeys(("op", "window", "width", "stride", "layer", "count"), "float"),
     **dict.fromkeys(
         (
-            *("rows", "ids", "positions", "blocks", "tokens", "tables", "begins", "counts"),
+            *(
+                "rows",
+                "ids",
+                "positions",
+                "block",
+                "blocks",
+                "tokens",
+                "tables",
+                "begins",
+                "counts",
+            ),
             *("edit_starts", "edit_ids", "edited", "done", "answers", "chunk_ids", "results"),
         ),
         "int32_t",
