@@ -146,7 +146,11 @@ class KvCacheManager:
                 sequence.pending = bytearray()
             if token_ids is not None and max_cached_tokens > 0 and len(token_ids) > 1:
                 most = min(max_cached_tokens, len(token_ids) - 1)
-                self._share(self.index, sequence, salt, token_ids[:most])
+                try:
+                    self._share(self.index, sequence, salt, token_ids[:most])
+                except BaseException:
+                    self._release(sequence)
+                    raise
         self._sequences[sequence_id] = sequence
         return sequence.num_fixed
 
@@ -175,8 +179,8 @@ class KvCacheManager:
                 num_loaded += 1
             sequence.table.extend([block])
             sequence.node = node
+            sequence.num_fixed += self.block_size
         size, counts = self.block_size, index.counts
-        sequence.num_fixed = len(sequence.table) * size
         counts.lookups_hit += sequence.num_fixed > 0
         counts.lookups_missed += sequence.num_fixed == 0
         counts.tokens_hit += sequence.num_fixed - num_loaded * size
@@ -189,7 +193,11 @@ class KvCacheManager:
         if bits is None or not self._make_free(1):
             return None
         (block,) = self._pool.allocate(1)
-        tier.put(block, bits)
+        try:
+            tier.put(block, bits)
+        except BaseException:
+            self._pool.release([block])
+            raise
         self.provenance.forget(np.array([block], np.int32))
         index.add(node, block)
         return block

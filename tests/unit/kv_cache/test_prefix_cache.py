@@ -262,3 +262,42 @@ def test_counts_are_of_what_was_looked_for(cache: Cache) -> None:
     assert (counts.lookups_hit, counts.lookups_missed) == (1, 1)
     assert (counts.tokens_hit, counts.tokens_missed) == (16, 16 + 16)
     assert counts.indexed == 2
+
+
+class BrokenTier:
+    """Has every block, and fails to read it or to put it where it belongs."""
+
+    def __init__(self, *, reads: bool) -> None:
+        self.reads = reads
+
+    def begin(self, *, is_alone: bool) -> bool:
+        return True
+
+    def load(self, node: ChainNode) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+        if not self.reads:
+            raise MemoryError
+        return np.zeros(1, np.uint16)
+
+    def put(self, block: int, bits: object) -> None:
+        raise MemoryError
+
+    def keep(self, node: ChainNode, block: int) -> None:
+        pass
+
+    def note_step(self, num_blocks: float, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_opening_that_fails_holds_nothing(cache: Cache, reads: bool) -> None:
+    cache.run(1, A)
+    cache.release([1])
+    before = cache.occupancy()
+    cache._tier = BrokenTier(reads=reads)
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            cache.hit(2, A + B + [1])
+    assert cache.occupancy() == before
+    cache.check_integrity()
+    cache._tier = None
+    assert cache.hit(2, A + B + [1]) == 16
