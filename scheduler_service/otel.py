@@ -24,8 +24,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from scheduler_service.core import RequestId, TokenRowBatch
+from scheduler_service.phase_times import PhaseTimes
 from scheduler_service.spans import Metadata
-from scheduler_service.step_loop import PhaseTimes
 from scheduler_service.streams import TokenStream
 
 _SECOND = 1_000_000_000

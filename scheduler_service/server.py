@@ -27,7 +27,7 @@ from scheduler_service.executor_client import ExecutorClient
 from scheduler_service.interceptor import ErrorInterceptor
 from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.servicer import SchedulerServicer
-from scheduler_service.spans import open_spans
+from scheduler_service.span_setup import open_spans
 from scheduler_service.tracing.folder import TraceFolder
 
 _LOG = logs.get_logger(__name__)

@@ -14,7 +14,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -51,8 +50,8 @@ from scheduler_service.metrics import (
     Outcome,
     PromptSource,
     RowPhase,
-    StepPhase,
 )
+from scheduler_service.phase_times import PhaseTimes
 from scheduler_service.queue_metrics import refusal_reason, update_gauges
 from scheduler_service.sampling import WantedStatistics
 from scheduler_service.slow_readers import SlowReaders
@@ -71,37 +70,6 @@ _DEADLINE_SLACK_SECONDS = 0.02
 _MAX_OPENING_ROUNDS = 4
 # Most logits of one answer: 32 MiB, half of what a message may have.
 _MAX_FETCHED_LOGITS = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTimes:
-    """Monotonic times in seconds at the borders of a step's phases."""
-
-    started: float
-    planned: float
-    # Of the time from start to planned: waiting for the executor to open sequences.
-    opening_seconds: float
-    written: float
-    fanned_out: float
-    answered: float
-    applied: float
-
-    def phases(self, executor_seconds: float) -> dict[StepPhase, float]:
-        """Return the seconds of each phase; they add up to `applied - started`.
-
-        `executor_seconds` is the executor's own account of its time.
-        """
-        waited = self.answered - self.fanned_out
-        forward = min(executor_seconds, waited)
-        return {
-            StepPhase.PLAN: self.planned - self.started - self.opening_seconds,
-            StepPhase.FANOUT: self.fanned_out - self.written,
-            StepPhase.FORWARD: forward,
-            StepPhase.TRANSPORT: self.opening_seconds
-            + (self.written - self.planned)
-            + (waited - forward),
-            StepPhase.SAMPLE: self.applied - self.answered,
-        }
 
 
 class StepLoop:

@@ -12,7 +12,7 @@ from isobatch_kernels.tuning import Tunable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from executor_service.engine.profile_measure import Clock, Steps
+    from executor_service.engine.profile_steps import Clock, Steps
     from executor_service.engine.step_request import Limits
 
 # A part of what a first start may take longer.

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from executor_service.engine.profile import StepShape
-from executor_service.engine.profile_measure import ScratchSteps
+from executor_service.engine.profile_steps import ScratchSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from executor_service.engine.model_runner import ModelRunner
     from executor_service.engine.profile import Profile
-    from executor_service.engine.profile_measure import Clock
+    from executor_service.engine.profile_steps import Clock
     from executor_service.engine.step_request import Limits
     from executor_service.kv_cache.manager import KvCacheManager
 

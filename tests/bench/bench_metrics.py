@@ -22,7 +22,7 @@ import prometheus_client  # noqa: E402 - the root comes first
 
 from scheduler_service.core import FinishReason, Request, RequestId, SamplingParams  # noqa: E402
 from scheduler_service.metrics import SchedulerMetrics  # noqa: E402
-from scheduler_service.step_loop import PhaseTimes  # noqa: E402
+from scheduler_service.phase_times import PhaseTimes  # noqa: E402
 from scheduler_service.streams import Ending, TokenStream  # noqa: E402
 from scheduler_service.text.detokenizer import Detokenizer  # noqa: E402
 from tests.contract.test_expositions import executor_page, scheduler_page  # noqa: E402

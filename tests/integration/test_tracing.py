@@ -13,10 +13,11 @@ import grpc
 import pytest
 
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
-from scheduler_service import server, spans
+from scheduler_service import server, span_setup
 from scheduler_service.core import TokenRowBatch
 from scheduler_service.errors import ConfigurationError
-from scheduler_service.step_loop import PhaseTimes
+from scheduler_service.phase_times import PhaseTimes
+from scheduler_service.spans import Spans
 from tests.support.fake_executor import FakeExecutor
 from tests.support.scheduler_harness import Harness, collect, running, until
 
@@ -205,8 +206,8 @@ async def test_nothing_is_made_when_nobody_asked(monkeypatch: pytest.MonkeyPatch
         assert served.loop._on_step is None
 
 
-def _opened(endpoint: str = "", **environ: str) -> spans.Spans | None:
-    return spans.open_spans(endpoint, 0, "1", time.monotonic, environ)
+def _opened(endpoint: str = "", **environ: str) -> Spans | None:
+    return span_setup.open_spans(endpoint, 0, "1", time.monotonic, environ)
 
 
 @pytest.mark.parametrize(

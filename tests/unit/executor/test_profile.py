@@ -11,11 +11,11 @@ from executor_service.engine.model_runner import ModelRunner
 from executor_service.engine.profile import CostPoint, Profile, StepShape, monotone, monotone_fit
 from executor_service.engine.profile_measure import (
     MAX_REPEATS,
-    ScratchSteps,
     measure,
     shapes,
     time_interleaved,
 )
+from executor_service.engine.profile_steps import ScratchSteps
 from executor_service.engine.step_request import Limits
 from executor_service.kv_cache.manager import KvCacheManager
 from tests.support.fake_backend import FakeBackend

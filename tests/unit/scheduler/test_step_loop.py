@@ -19,8 +19,9 @@ from scheduler_service.errors import (
 from scheduler_service.executor_client import ExecutorSession, SessionLostError
 from scheduler_service.fan_out import Totals
 from scheduler_service.metrics import SchedulerMetrics, StepPhase
+from scheduler_service.phase_times import PhaseTimes
 from scheduler_service.slow_readers import SlowReaders
-from scheduler_service.step_loop import PhaseTimes, StepLoop
+from scheduler_service.step_loop import StepLoop
 from scheduler_service.step_sampler import StepSampler
 from scheduler_service.streams import Delta, TokenStream
 from scheduler_service.text.detokenizer import Detokenizer
