@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+import uuid
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
@@ -20,7 +21,13 @@ async def one_stream(
 ) -> tuple[list[tuple[float, int]], Usage]:
     """Runs one request to its end."""
     arrivals: list[tuple[float, int]] = []
-    params = GenerationParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    params = GenerationParams(
+        max_tokens=num_tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        # Prompts of other rounds begin alike; nobody else has this salt.
+        cache_salt=uuid.uuid4().hex,
+    )
     async with await client.generate(prompt, params) as stream:
         async for event in stream:
             if isinstance(event, TokenEvent):
