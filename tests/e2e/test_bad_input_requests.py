@@ -155,10 +155,12 @@ async def test_a_burst_of_calls_gets_our_answer_and_not_that_of_grpc(stub: Any) 
 
 
 async def test_a_deadline_that_has_passed_ends_the_call(stub: Any) -> None:
+    """Or refuses it at once, where the queue alone takes longer."""
     for seconds in (0.0, 0.001, 0.05):
         stopping = sampling_pb2.StoppingParams(max_tokens=2000, ignore_eos=True)
         call = stub.Generate(pb.GenerateRequest(text="x", stopping=stopping), timeout=seconds)
-        assert (await refused(call)).code is CODE.DEADLINE_EXCEEDED
+        found = await refused(call)
+        assert found.code is CODE.DEADLINE_EXCEEDED or found.reason == "DEADLINE_UNREACHABLE"
 
 
 async def test_clients_that_never_read_hold_nobody_up(running: HealthyPair, stub: Any) -> None:

@@ -85,7 +85,7 @@ async def test_a_deadline_ends_the_call(max_num_seqs: int) -> None:
         first = harness.generate(text="first", stopping=LONG)
         await _first_token(first)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(harness.generate(timeout=0.15, text="late", stopping=LONG))
+            await collect(harness.generate(timeout=0.6, text="late", stopping=LONG))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         first.cancel()
         await harness.wait_idle()
