@@ -77,10 +77,7 @@ class MemoryTiles {
   Tile tiles_[8];
 };
 
-int tile_panel_rows(int M) {
-  const int panels = (M + kTileRows - 1) / kTileRows;
-  return (M + panels - 1) / panels;
-}
+int tile_panel_rows(int M) { return panel_rows(M, kTileRows); }
 
 }  // namespace
 

@@ -63,9 +63,7 @@ void quantized(const PackedView& w, const ActView& x, const LinearOutput& out, i
 
 // Panels as high as a tile, where tiles are used.
 int tile_panel_rows(int M) {
-  if (M < kFewestRows) return panel_rows(M);
-  const int panels = (M + kTileRows - 1) / kTileRows;
-  return (M + panels - 1) / panels;
+  return M < kFewestRows ? panel_rows(M) : panel_rows(M, kTileRows);
 }
 
 }  // namespace
