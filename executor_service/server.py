@@ -24,7 +24,7 @@ from executor_service.servicer import MAX_MESSAGE_BYTES, ExecutorServicer
 from executor_service.speed_watch import SpeedWatch
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
-from isobatch_kernels.kernel_policy import COMPANY_POLICIES
+from isobatch_kernels.kernel_policy import minds_company
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,7 +161,7 @@ class Server:
             blocks=model.num_blocks,
             load_seconds=round(seconds, 3),
         )
-        if self._config.policy in COMPANY_POLICIES:
+        if minds_company(self._config.policy, build.backend):
             _LOG.warning(
                 "this kernel policy is for comparison: other requests may change results",
                 policy=self._config.policy,

@@ -164,7 +164,7 @@ def build_engine(
     warm_up(runner, cache, limits)
     num_threads = getattr(backend, "num_threads", config.threads)
     key = ProfileKey(
-        device=device_name(),
+        device=getattr(backend, "device_name", "") or device_name(),
         backend=backend_name(backend.unit),
         unit=backend.unit,
         num_threads=num_threads,

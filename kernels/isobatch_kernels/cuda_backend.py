@@ -105,6 +105,11 @@ class CudaBackend:
         return "cuda"
 
     @property
+    def device_name(self) -> str:
+        """The GPU in words."""
+        return str(mx.device_info().get("device_name", ""))
+
+    @property
     def rope_digest(self) -> str:
         """Digest of the RoPE table (rope_table.rope_digest)."""
         return self._rope_digest

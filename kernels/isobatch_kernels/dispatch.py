@@ -16,7 +16,7 @@ from isobatch_kernels.cpu_units import (
     native_module_error,
 )
 from isobatch_kernels.float_program import policy_of
-from isobatch_kernels.kernel_policy import EXACT, ROW_POLICIES
+from isobatch_kernels.kernel_policy import EXACT, MLX
 
 if TYPE_CHECKING:
     from isobatch_kernels.program import Program
@@ -105,39 +105,46 @@ def _cpu_backend(program: Program, sizes: _Sizes, unit: str, num_threads: int) -
 def _float_backend(
     program: Program, policy: str, sizes: _Sizes, backend: str, unit: str, num_threads: int
 ) -> Backend:
-    """Builds what runs a float policy.
+    """Builds what runs a float policy: MLX on a device, else native code.
 
-    For `mlx`, "auto" is the device that MLX prefers; for the others it is the CPU, whatever
-    devices there are.
+    On the CPU `mlx` is MLX's too; there is no native form of what it picks.
     """
-    if policy not in ROW_POLICIES:
-        return _mlx_backend(program, sizes, backend)
-    if backend in DEVICES:
+    device = backend
+    if backend == "auto":
+        is_open = named_unit(unit) == "auto"
+        device = next(filter(device_is_available, DEVICES), "cpu") if is_open else "cpu"
+    if policy == MLX:
+        return _mlx_backend(program, policy, sizes, device)
+    if device in DEVICES:
+        try:
+            return _mlx_backend(program, policy, sizes, device)
+        except (RuntimeError, ValueError) as error:
+            if backend != "auto":
+                raise
+            _log.warning("%s cannot be used (%s); falling back to the CPU", device, error)
+    unit = "reference" if device == "reference" else unit
+    return _cpu_backend(program, sizes, unit, num_threads)
+
+
+def _mlx_backend(program: Program, policy: str, sizes: _Sizes, device: str) -> Backend:
+    if device == "reference":
         raise RuntimeError(
-            f"[dispatch] policy {policy} needs backend cpu or reference, got {backend!r}"
+            f"[dispatch] policy {policy} needs MLX's kernels, got backend 'reference'"
         )
-    return _cpu_backend(
-        program, sizes, "reference" if backend == "reference" else unit, num_threads
-    )
-
-
-def _mlx_backend(program: Program, sizes: _Sizes, backend: str) -> Backend:
-    if backend == "reference":
-        raise RuntimeError("[dispatch] policy mlx needs MLX's kernels, got backend 'reference'")
-    needed = "cpu" if backend == "auto" else backend
-    missing = backend_error(needed) if needed in DEVICES else native_module_error()
+    missing = backend_error(device) if device in DEVICES else None
     if missing is not None:
-        raise RuntimeError(f"[dispatch] policy mlx needs backend {needed}, got {missing}")
+        raise RuntimeError(f"[dispatch] {missing}: policy {policy}")
+    missing = native_module_error()
+    if missing is not None:
+        raise RuntimeError(f"[dispatch] policy {policy}: {_NEEDS['cpu']}, got {missing}")
     try:
-        import mlx.core as mx
-
+        from isobatch_kernels import mlx_device
         from isobatch_kernels.mlx_backend import MlxBackend
     except ImportError as error:
-        raise RuntimeError(f"[dispatch] policy mlx needs MLX, got {error}") from error
+        raise RuntimeError(f"[dispatch] policy {policy} needs MLX, got {error}") from error
     from isobatch_kernels.step_check import StepLimits
 
-    if backend == "cpu":
-        mx.set_default_device(mx.Device(mx.cpu))
+    mlx_device.use_device(device)
     dims = program.dimensions
     limits = StepLimits(
         dims.vocab_size,

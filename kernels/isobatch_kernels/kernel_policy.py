@@ -15,8 +15,9 @@ MLX: Final = "mlx"
 # Each knows its kernel from the rows of a step alone.
 ROW_POLICIES: Final = ("threshold", "gemv", "gemm")
 POLICIES: Final = (EXACT, MLX, *ROW_POLICIES)
-# With these another request's rows may choose the kernel.
-COMPANY_POLICIES: Final = (MLX, "threshold")
+# With these another request's rows may choose the kernel; with MLX's kernels it is so with `gemm`
+# too, whose tiles MLX picks by rows.
+_COMPANY_POLICIES: Final = (MLX, "threshold")
 DEFAULT_THRESHOLD_ROWS: Final = 4
 
 
@@ -52,6 +53,11 @@ class KernelPolicy:
             raise ValueError("[policy] a float class needs a float policy, got 'exact'")
         rows = str(self.threshold_rows) if self.name == "threshold" else ""
         return f"F1-{self.name}{rows}"
+
+
+def minds_company(policy: str, backend: str) -> bool:
+    """Return whether another request's rows may change results under a policy on a backend."""
+    return policy in _COMPANY_POLICIES or (policy == "gemm" and backend == MLX)
 
 
 def float_path(policy: str, threshold_rows: int, rows: int) -> str:

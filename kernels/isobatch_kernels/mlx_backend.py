@@ -1,8 +1,9 @@
-"""The backend of policy `mlx`: a Program in plain MLX operations, on MLX's default device.
+"""The float policies in plain MLX operations, on MLX's default device.
 
-Linear layers are `mx.quantized_matmul` of rows rounded to fp16, so MLX chooses the kernel: on GPUs
-by the rows of the step, by chip and by shape; on the CPU it has one. Everything else treats each
-token row by itself. It exists to be compared with, and is slow (docs/numerics.md section 8).
+Linear layers are `mx.quantized_matmul` of rows rounded to fp16. Under policy `mlx` MLX chooses the
+kernel: on GPUs by the rows of the step, by chip and by shape; on the CPU it has one. The other
+policies force it (mlx_weights.py). Everything else treats each token row by itself. It exists to be
+compared with, and is slow (docs/numerics.md section 8).
 Statistics of logits come from the native module: sampling counts on the contract's bits there.
 """
 
@@ -18,6 +19,9 @@ import numpy as np
 
 from isobatch_kernels import _cpu
 from isobatch_kernels.blocks import check_block
+from isobatch_kernels.float_program import policy_of
+from isobatch_kernels.kernel_policy import MLX, float_path
+from isobatch_kernels.mlx_device import device_kind, device_name
 from isobatch_kernels.mlx_weights import MlxMatrix
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import (
@@ -113,9 +117,17 @@ class MlxBackend:
 
     @property
     def class_detail(self) -> str:
-        """What else the numeric class depends on: MLX's version and the kind of its device."""
-        kind = str(mx.default_device().type).rpartition(".")[2].lower()
-        return f"{version('mlx')}-{kind}"
+        """What else the numeric class depends on: MLX's version and the kind of its device.
+
+        It names MLX, because the CPU has native kernels under the same names.
+        """
+        detail = f"{version('mlx')}-{device_kind()}"
+        return detail if policy_of(self._program) == MLX else f"mlx-{detail}"
+
+    @property
+    def device_name(self) -> str:
+        """MLX's device in words; empty where MLX does not tell."""
+        return device_name()
 
     @property
     def rope_digest(self) -> str:
@@ -187,7 +199,9 @@ class MlxBackend:
                 buffers[op.out] = mx.fast.rms_norm(x, self._vectors[index], op.epsilon)
             case Linear():
                 x = mx.clip(buffers[op.x], -_LARGEST_HALF, _LARGEST_HALF)
-                y = mx.concatenate([each.product(x) for each in self._matrices[index]], axis=-1)
+                path = float_path(op.policy, op.threshold_rows, x.shape[0])
+                parts = [each.product(x, path) for each in self._matrices[index]]
+                y = mx.concatenate(parts, axis=-1)
                 if index in self._vectors:
                     y = y + self._vectors[index]
                 if op.residual is not None:

@@ -1,10 +1,11 @@
-"""A matrix as MLX multiplies it: fp16 rows in, fp16 rows out."""
+"""A matrix as MLX multiplies it: fp16 rows in, fp16 rows out, by a kernel that may be forced."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
 
+from isobatch_kernels.mlx_device import CPU, device_kind, matrix_rows
 from isobatch_kernels.program import DenseType, QuantizedWeight, Weight
 
 _BITS = (2, 3, 4, 5, 6, 8)
@@ -48,8 +49,21 @@ class MlxMatrix:
             self._packed[ids], scales, biases, group_size=self._group_size, bits=self._bits
         )
 
-    def product(self, x: mx.array) -> mx.array:
-        """x (rows, K) rounded to the weight's type, times the transposed matrix; fp32 values."""
+    def product(self, x: mx.array, path: str) -> mx.array:
+        """x (rows, K) rounded to the weight's type, times the transposed matrix; fp32 values.
+
+        By path: "gemv" gives MLX each row in a call of its own, which takes a matrix-vector kernel
+        on GPUs; "gemm" all rows in one call, with rows of zeros below them where MLX would take
+        another kernel than matrix-matrix for so few; any other leaves the choice to MLX.
+        """
+        rows = x.shape[0]
+        if path == "gemv" and rows > 1:
+            return mx.concatenate([self._product(x[i : i + 1]) for i in range(rows)])
+        if path == "gemm" and rows < matrix_rows():
+            return self._product(mx.pad(x, [(0, matrix_rows() - rows), (0, 0)]))[:rows]
+        return self._product(x)
+
+    def _product(self, x: mx.array) -> mx.array:
         if not self._quantized:
             return (x.astype(self._dense.dtype) @ self._dense.T).astype(mx.float32)
         scales, biases = self._halves
@@ -67,7 +81,7 @@ class MlxMatrix:
 
 def _product_type() -> mx.Dtype:
     """Halves on a GPU. MLX's CPU adds them up in software, thirty times slower than fp32."""
-    return mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.float16
+    return mx.float32 if device_kind() == CPU else mx.float16
 
 
 def _is_bfloat(weight: Weight) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isobatch_kernels import dispatch
 from isobatch_kernels.float_program import apply_policy, policy_of
 from isobatch_kernels.kernel_policy import POLICIES, ROW_POLICIES, KernelPolicy
 from isobatch_kernels.program import Linear, Quantize
@@ -18,7 +17,6 @@ from isobatch_kernels.step import StepOutput
 from tests.support.kernel_programs import UNITS, Row, bits, make_backend, make_step
 
 EXACT = tiny_program(np.random.default_rng(7))
-SIZES: Any = {"num_blocks": 4, "max_num_seqs": 2, "max_num_batched_tokens": 8}
 
 
 def _backend(name: str, rows: int = 4, unit: str = UNITS[0], threads: int = 2) -> Any:
@@ -148,14 +146,3 @@ def test_refusals() -> None:
     mixed = [dataclasses.replace(mixed[0], policy="gemv"), *mixed[1:]]
     with pytest.raises(ValueError, match="must share one policy"):
         policy_of(dataclasses.replace(EXACT, ops=tuple(mixed)))
-    for device in ("metal", "cuda"):
-        with pytest.raises(RuntimeError, match=f"needs backend cpu or reference, got '{device}'"):
-            dispatch.create_backend(
-                apply_policy(EXACT, KernelPolicy("gemv")), backend=device, **SIZES
-            )
-
-
-def test_auto_is_the_cpu_whatever_devices_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "device_is_available", lambda device: device == "metal")
-    made = dispatch.create_backend(apply_policy(EXACT, KernelPolicy("gemm")), **SIZES)
-    assert made.unit in UNITS
