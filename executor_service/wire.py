@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from executor_service.engine.open_sequences import Opening
 from executor_service.engine.provenance_report import opening_handle
-from executor_service.engine.session import Opening
 from executor_service.engine.step_request import Outcome, Source, StepAnswer, StepRequest
 from executor_service.errors import InvalidRequestError, InvalidStepError
 from isobatch.executor.v1 import executor_service_pb2 as service_pb

@@ -116,7 +116,7 @@ class Engine:
 
     def cancel(self, request_id: RequestId) -> bool:
         """End a request; return whether it was live."""
-        return self._model is not None and self._model.loop.cancel_group(request_id)
+        return self._model is not None and self._model.loop.requests.cancel_group(request_id)
 
     async def run(self) -> None:
         """Connect and run steps until cancelled; a bug ends live requests and is raised."""
@@ -124,7 +124,7 @@ class Engine:
             await self._run()
         except Exception:
             if self._model is not None:
-                self._model.loop.give_up(
+                self._model.loop.requests.give_up(
                     lambda: InternalError("[scheduler] the step loop failed; see its log")
                 )
             raise
@@ -187,7 +187,7 @@ class Engine:
         model = self._model
         if model is not None and not model.continues_as(description.capabilities):
             _LOG.warning("executor_changed_model")
-            model.loop.give_up(
+            model.loop.requests.give_up(
                 lambda: ExecutorChangedError("[executor] it came back with another model")
             )
             model = None
@@ -196,7 +196,7 @@ class Engine:
             return model
         is_resumed = broken is not None and session.scheduler_epoch == broken.scheduler_epoch
         if not is_resumed:
-            model.loop.restart(self._limits(description.capabilities))
+            model.loop.requests.restart(self._limits(description.capabilities))
         reason = ReconnectReason.RESUMED if is_resumed else ReconnectReason.RESTARTED
         self.totals.num_executor_reconnects += 1
         name = model.capabilities.model.model_id
@@ -254,9 +254,10 @@ class Engine:
     def _wait_without_executor(self) -> None:
         if self._model is None:
             return
-        self._model.loop.expire()
+        self._model.loop.requests.expire(self._clock())
+        self._model.loop.requests.dispatch()
         if self._is_overdue() and self._model.loop.state.requests:
             _LOG.error("recovery_deadline_passed")
-            self._model.loop.give_up(
+            self._model.loop.requests.give_up(
                 lambda: NotServingError("[executor] it did not come back in time")
             )

@@ -83,7 +83,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         if self._engine.model(request.model) is not model:
             raise NotServingError("[scheduler] the model changed while the prompt was encoded")
         try:
-            model.loop.submit(*streams)
+            model.loop.requests.submit(*streams)
         except ServiceError as error:
             self._trace_refused(context, arrival, model, error)
             raise
@@ -93,7 +93,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             # With live requests only when the client left or its deadline passed.
             for stream in streams:
                 if not stream.is_over:
-                    model.loop.cancel(stream.request.request_id)
+                    model.loop.requests.cancel(stream.request.request_id)
             for end_span in end_spans:
                 if end_span is not None:
                     end_span()

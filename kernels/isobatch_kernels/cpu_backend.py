@@ -12,6 +12,7 @@ import numpy.typing as npt
 from isobatch_kernels import _cpu
 from isobatch_kernels.blocks import block_shape, check_block
 from isobatch_kernels.cpu_tuning import panel_choices, panel_limits
+from isobatch_kernels.deferred_step import SubmitByRun
 from isobatch_kernels.kernel_policy import EXACT
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import (
@@ -54,7 +55,7 @@ class CpuLimits:
     num_threads: int = 0  # 0: as many as this process may use
 
 
-class CpuBackend:
+class CpuBackend(SubmitByRun):
     """Runs one Program in native code; implements `step.Backend`.
 
     Weights are repacked at construction; no source array is kept.

@@ -23,6 +23,7 @@ from isobatch_kernels.cuda.logits import DeviceLogits
 from isobatch_kernels.cuda.program import Run, Stages
 from isobatch_kernels.cuda.statistics import launch_statistics, read_top_k
 from isobatch_kernels.cuda.step_arrays import StepShape, describe, views
+from isobatch_kernels.deferred_step import SubmitByRun
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import Program, RowStatistics
 from isobatch_kernels.rope_table import build_rope_table, rope_digest
@@ -53,7 +54,7 @@ def cuda_available() -> bool:
     return bool(mx.cuda.is_available())
 
 
-class CudaBackend:
+class CudaBackend(SubmitByRun):
     """Runs one Program on the GPU; implements `step.Backend`.
 
     Weights are packed on the device at construction; no source array is kept.

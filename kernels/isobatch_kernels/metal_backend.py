@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from isobatch_kernels.deferred_step import SubmitByRun
 from isobatch_kernels.metal import activations as act
 from isobatch_kernels.metal import attention as attn
 from isobatch_kernels.metal import linear as lin
@@ -81,7 +82,7 @@ class _Step:
         return len(self.step.wanted)
 
 
-class MetalBackend:
+class MetalBackend(SubmitByRun):
     """Runs one Program on a Metal device; implements `step.Backend`."""
 
     def __init__(

@@ -19,6 +19,7 @@ import numpy as np
 
 from isobatch_kernels import _cpu
 from isobatch_kernels.blocks import check_block
+from isobatch_kernels.deferred_step import SubmitByRun
 from isobatch_kernels.float_program import policy_of
 from isobatch_kernels.kernel_policy import MLX, float_path
 from isobatch_kernels.mlx_device import device_kind, device_name
@@ -70,7 +71,7 @@ class _Step:
         self.buffers: dict[str, mx.array] = {}
 
 
-class MlxBackend:
+class MlxBackend(SubmitByRun):
     """Runs one Program through MLX; implements `step.Backend`."""
 
     def __init__(self, program: Program, limits: StepLimits) -> None:

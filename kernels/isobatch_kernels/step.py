@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
+
+
+def _no_sources() -> Int32:
+    return np.zeros(0, np.int32)
 
 
 class Stat(enum.IntFlag):
@@ -45,6 +49,11 @@ class StepInput:
     edit_starts: Int32  # (L + 1,)
     edit_ids: Int32  # (num_edits,)
     edit_values: Float32  # (num_edits,)
+    # (T,), or empty for none. -1: the token id is literal. Else the index of a wanted position of
+    # the step that was submitted immediately before: the token chosen there is this one, and its
+    # place in `token_ids` holds a 0. Chosen is the quantile's token where QUANTILE was asked for,
+    # else the argmax; where that row was not finite, any token id.
+    token_sources: Int32 = field(default_factory=_no_sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,32 @@ class StepOutput:
     paths: Sequence[PathCount]
 
 
+class PendingStep(Protocol):
+    """A submitted step that was not finished yet."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is computed without waiting for `finish`, so that the next may be submitted.
+
+        False where `finish` is what computes it.
+        """
+        ...
+
+    def finish(self) -> StepOutput:
+        """Waits for the results; called once, and in the order of submission.
+
+        Raises ValueError for a malformed step that `submit` did not find, before anything is
+        written.
+        """
+        ...
+
+
 class Backend(Protocol):
-    """Runs one Program over one paged key/value cache."""
+    """Runs one Program over one paged key/value cache.
+
+    At most two steps are submitted and not finished at a time. Blocks are cleared, read and
+    written between steps, or, while a step runs, where it does not use them.
+    """
 
     @property
     def unit(self) -> str:
@@ -94,8 +127,12 @@ class Backend(Protocol):
         """Digest of the RoPE table (rope_table.rope_digest)."""
         ...
 
+    def submit(self, step: StepInput) -> PendingStep:
+        """Begins a step. Raises ValueError for a malformed one, before anything is written."""
+        ...
+
     def run(self, step: StepInput) -> StepOutput:
-        """Computes a step. Raises ValueError for a malformed step, before anything is written."""
+        """Computes a step: `submit(step).finish()`."""
         ...
 
     def zero_blocks(self, block_ids: Int32) -> None:

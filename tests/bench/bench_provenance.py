@@ -22,7 +22,8 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from executor_service.engine.model_runner import ModelRunner
-from executor_service.engine.session import Opening, Session
+from executor_service.engine.open_sequences import Opening
+from executor_service.engine.session import Session
 from executor_service.engine.step_request import Limits, StepRequest
 from executor_service.kv_cache.manager import KvCacheManager
 from isobatch_kernels.step import PathCount, StepInput, StepOutput

@@ -16,7 +16,7 @@ import pytest
 from executor_service.config import ExecutorConfig
 from executor_service.engine.capabilities import SelfTestResult
 from executor_service.engine.engine import build_engine
-from executor_service.engine.session import Opening
+from executor_service.engine.open_sequences import Opening
 from executor_service.engine.step_request import RowOutcome
 from executor_service.errors import ModelError
 from executor_service.models.registry import ModelLocation

@@ -12,7 +12,7 @@ import pytest
 from executor_service.config import ExecutorConfig
 from executor_service.engine.capabilities import SelfTestResult, numeric_class
 from executor_service.engine.engine import Engine, build_engine
-from executor_service.engine.session import Opening
+from executor_service.engine.open_sequences import Opening
 from executor_service.errors import ConfigError
 from executor_service.kv_cache.chain import CacheIdentity, Chains
 from executor_service.models.registry import ModelLocation

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from executor_service.config import ExecutorConfig
 from executor_service.engine.capabilities import SelfTestResult
 from executor_service.engine.engine import Engine, build_engine
-from executor_service.engine.session import Opening
+from executor_service.engine.open_sequences import Opening
 from executor_service.models.registry import ModelLocation
 from isobatch_kernels.step import Stat
 from tests.support.embedded_model import embedded_model_path

@@ -203,7 +203,7 @@ async def test_nothing_is_made_when_nobody_asked(monkeypatch: pytest.MonkeyPatch
     async with running() as harness:
         served = harness.server.engine.served
         assert served is not None
-        assert served.loop._on_step is None
+        assert served.loop._counter._on_step is None
 
 
 def _opened(endpoint: str = "", **environ: str) -> Spans | None:

@@ -15,8 +15,8 @@ from executor_service import wire, wire_capabilities
 from executor_service.config import ExecutorConfig
 from executor_service.engine.engine import Engine, build_engine
 from executor_service.engine.kernels import create_backend, self_test_of
+from executor_service.engine.open_sequences import Opening
 from executor_service.engine.profile import StepShape
-from executor_service.engine.session import Opening
 from executor_service.metrics import Metrics
 from executor_service.models.registry import ModelLocation
 from isobatch.executor.v1 import token_rows_pb2

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from executor_service.engine.model_runner import ModelRunner
-from executor_service.engine.session import Opening, Session
+from executor_service.engine.open_sequences import Opening
+from executor_service.engine.session import Session
 from executor_service.engine.step_request import (
     Limits,
     Outcome,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from isobatch_kernels.deferred_step import SubmitByRun
 from isobatch_kernels.step import Int32, PathCount, Stat, StepInput, StepOutput
 
 CLEARED = -1
@@ -33,7 +34,7 @@ def toy_logits(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.float32
 
 
 @dataclass
-class FakeBackend:
+class FakeBackend(SubmitByRun):
     """Implements isobatch_kernels.step.Backend."""
 
     num_blocks: int

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from executor_service.engine.model_runner import ModelRunner
+from executor_service.engine.open_sequences import Opening
 from executor_service.engine.provenance_report import opening_handle
-from executor_service.engine.session import Opening, Session
+from executor_service.engine.session import Session
 from executor_service.engine.step_request import Limits, StepAnswer
 from executor_service.errors import RecordNotKeptError
 from executor_service.kv_cache.chain import CacheIdentity, Chains

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from executor_service.engine.model_runner import ModelRunner
-from executor_service.engine.session import OPEN_SEQUENCES_PER_ROW, Opening, Session
+from executor_service.engine.open_sequences import OPEN_SEQUENCES_PER_ROW, Opening
+from executor_service.engine.session import Session
 from executor_service.engine.step_request import Limits, Outcome, RowOutcome, StepAnswer
 from executor_service.errors import (
     InvalidRequestError,

@@ -9,7 +9,8 @@ import pytest
 
 from executor_service.engine.confirmed import confirmed_ends
 from executor_service.engine.model_runner import ModelRunner
-from executor_service.engine.session import Opening, Session
+from executor_service.engine.open_sequences import Opening
+from executor_service.engine.session import Session
 from executor_service.engine.step_request import Limits, StepAnswer
 from executor_service.errors import InvalidStepError
 from executor_service.kv_cache.chain import CacheIdentity, Chains

@@ -127,7 +127,7 @@ def _submit(
     request = Request(RequestId(name), (0,), SamplingParams(), max_tokens, **fields)
     stream = _Stream(request, Detokenizer(PIECES, frozenset()), stops)
     stream.log = log
-    loop.submit(stream)
+    loop.requests.submit(stream)
     return stream
 
 
@@ -217,13 +217,13 @@ async def test_a_cancel_during_a_step_reaches_the_stream_at_once() -> None:
         async def read(self) -> pb.SessionResponse:
             answer = await super().read()
             if len(stream.request.output_token_ids) == 2 and not stream.is_over:
-                assert loop.cancel(RequestId("a"))
+                assert loop.requests.cancel(RequestId("a"))
                 assert stream.is_over
             return answer
 
     await _run(loop, Cancelling(log))
     assert stream.request.output_token_ids == [1, 2]
-    assert not loop.cancel(RequestId("a"))
+    assert not loop.requests.cancel(RequestId("a"))
 
 
 async def test_an_id_that_is_used_again_at_once_is_another_stream() -> None:
@@ -254,13 +254,13 @@ async def test_a_digest_of_a_request_that_has_ended_is_not_kept() -> None:
         async def read(self) -> pb.SessionResponse:
             answer = await super().read()
             if answer.WhichOneof("message") == "step_result":
-                loop.cancel(RequestId("a"))
+                loop.requests.cancel(RequestId("a"))
                 count = len(answer.step_result.argmax_ids) // 4
                 answer.step_result.digests = bytes([7]) * 16 * count
             return answer
 
     request = Request(RequestId("a"), (0,), SamplingParams(), 9)
-    loop.submit(TokenStream(request, Detokenizer(PIECES, frozenset()), wants_digests=True))
+    loop.requests.submit(TokenStream(request, Detokenizer(PIECES, frozenset()), wants_digests=True))
     await _run(loop, _Leaving(log))
     assert not loop.fan_out.num_kept_digests
 
@@ -268,7 +268,7 @@ async def test_a_digest_of_a_request_that_has_ended_is_not_kept() -> None:
 async def test_a_cancel_at_the_deadline_counts_as_the_deadline() -> None:
     loop = _loop()
     stream = _submit(loop, "a", [], deadline=50.0)
-    loop.cancel(RequestId("a"))
+    loop.requests.cancel(RequestId("a"))
     assert stream.error is not None
     assert stream.error.reason == "DEADLINE_EXCEEDED"
 
@@ -286,7 +286,7 @@ async def test_refusals_of_the_core_become_errors_of_the_call() -> None:
 async def test_giving_up_ends_every_stream_with_the_error() -> None:
     loop = _loop()
     streams = [_submit(loop, name, []) for name in "ab"]
-    loop.give_up(lambda: InternalError("gone"))
+    loop.requests.give_up(lambda: InternalError("gone"))
     assert [str(stream.error) for stream in streams] == ["gone", "gone"]
     assert not loop.state.requests
 
