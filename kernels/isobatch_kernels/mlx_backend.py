@@ -306,8 +306,9 @@ class MlxBackend(SubmitByRun):
                 bool(bits & Stat.QUANTILE),
                 float(step.inverse_temperatures[i]),
                 float(step.quantiles[i]),
-                np.ascontiguousarray(step.edit_ids[edits]),
-                np.ascontiguousarray(step.edit_values[edits]),
+                # Copies, because the binding takes no read-only arrays, which messages give.
+                step.edit_ids[edits].copy(),
+                step.edit_values[edits].copy(),
                 top_ids[top],
                 top_logits[top],
                 top_weights[top],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from scheduler_service.lab.article import Bench, Plan, Progress, start_sequence
+from scheduler_service.lab.article import Bench, Plans, Progress, start_sequence
 from scheduler_service.lab.bench_executor import BenchExecutor, Row
 from scheduler_service.speculation.lookup import LookupIndex
 
@@ -23,6 +23,7 @@ class Acceptance:
 
     policy: str
     num_texts: int
+    num_tokens: int  # of each
     proposed_alone: int
     accepted_alone: int
     proposed_together: int
@@ -85,20 +86,23 @@ async def _speculate(
 
 
 async def acceptance(
-    benches: Bench, prompts: Sequence[Sequence[int]], plan: Plan, progress: Progress
+    benches: Bench, prompts: Sequence[Sequence[int]], plans: Plans, progress: Progress
 ) -> list[Acceptance]:
     """Generate all texts one at a time, then all at once, under each policy."""
     found = []
     for policy, bench in benches.items():
         progress(f"drafts accepted, policy {policy}")
+        plan = plans.of(policy)
+        texts = prompts[: plan.texts]
         alone: list[_Text] = []
-        for prompt in prompts:
+        for prompt in texts:
             alone += await _speculate(bench, [prompt], plan.story_tokens)
-        together = await _speculate(bench, prompts, plan.story_tokens)
+        together = await _speculate(bench, texts, plan.story_tokens)
         found.append(
             Acceptance(
                 policy=policy,
-                num_texts=len(prompts),
+                num_texts=len(texts),
+                num_tokens=plan.story_tokens,
                 proposed_alone=sum(each.proposed for each in alone),
                 accepted_alone=sum(each.accepted for each in alone),
                 proposed_together=sum(each.proposed for each in together),

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from scheduler_service.lab.bench_executor import BenchExecutor, Outcome, Row
 
-POLICIES: Final = ("gemv", "gemm", "threshold", "exact")
+POLICIES: Final = ("gemv", "gemm", "threshold", "mlx", "exact")
 # Of the speed table: its columns, and the policy whose executor gives each.
 _UNBATCHED: Final = "unbatched"
 MODES: Final = {
     _UNBATCHED: "gemv",
     "batched GEMM": "gemm",
     "batched row-by-row GEMV": "gemv",
+    "MLX's choice": "mlx",
     "exact": "exact",
 }
 _VERIFY_ROWS: Final = 4
@@ -36,6 +37,8 @@ class Plan:
     concurrency: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     rounds: int = 5
     decode_steps: int = 16  # of a round, for each sequence
+    prompt_tokens: int = 32  # of a sequence whose decoding is timed
+    texts: int = 8
     story_tokens: int = 128  # of a text whose divergence is looked for
     neighbours: int = 7
     prefill_tokens: int = 120
@@ -43,9 +46,39 @@ class Plan:
 
 
 QUICK: Final = Plan(
-    concurrency=(1, 2, 5), rounds=1, decode_steps=3, story_tokens=12, neighbours=4,
-    prefill_tokens=24, later_tokens=3,
+    concurrency=(1, 2, 5), rounds=1, decode_steps=3, prompt_tokens=8, texts=2, story_tokens=12,
+    neighbours=4, prefill_tokens=24, later_tokens=3,
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The plan, and a smaller one for policies that are slow on this machine."""
+
+    usual: Plan
+    slow: frozenset[str] = frozenset()
+
+    def of(self, policy: str) -> Plan:
+        """Return a policy's plan. What it compares is the same: rows of a step, and kernels."""
+        usual = self.usual
+        if policy not in self.slow:
+            return usual
+        return replace(
+            usual,
+            rounds=1,
+            decode_steps=min(2, usual.decode_steps),
+            prompt_tokens=min(4, usual.prompt_tokens),
+            texts=min(2, usual.texts),
+            story_tokens=min(8, usual.story_tokens),
+        )
+
+
+def is_slow(numeric_class: str) -> bool:
+    """Return whether a class computes so slowly that it gets the smaller plan.
+
+    MLX's CPU kernels take a tenth of a second for a token of a small model.
+    """
+    return numeric_class.startswith("F1-mlx-") and "-cpu-" in numeric_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +164,25 @@ async def _decode_seconds(
     return seconds
 
 
-async def speed(benches: Bench, plan: Plan, progress: Progress) -> Speed:
+async def speed(benches: Bench, plans: Plans, progress: Progress) -> Speed:
     """Measure decoding at each concurrency; policies alternate within a round.
 
     The median is over all steps of all rounds: other work on the machine holds up single steps.
     """
+    concurrency = plans.usual.concurrency
     found: dict[str, dict[int, list[float]]] = {
-        mode: {count: [] for count in plan.concurrency} for mode in MODES
+        mode: {count: [] for count in concurrency} for mode in MODES
     }
-    for round_index in range(plan.rounds):
-        progress(f"speed, round {round_index + 1} of {plan.rounds}")
-        for count in plan.concurrency:
+    for round_index in range(plans.usual.rounds):
+        progress(f"speed, round {round_index + 1} of {plans.usual.rounds}")
+        for count in concurrency:
             for mode, policy in MODES.items():
+                plan = plans.of(policy)
+                if round_index >= plan.rounds:
+                    continue
                 bench = benches[policy]
-                sequences = [
-                    (await start_sequence(bench, _prompt(bench, i, 32)))[0] for i in range(count)
-                ]
+                prompts = [_prompt(bench, i, plan.prompt_tokens) for i in range(count)]
+                sequences = [(await start_sequence(bench, each))[0] for each in prompts]
                 found[mode][count] += await _decode_seconds(
                     bench, sequences, plan.decode_steps, one_by_one=mode == _UNBATCHED
                 )
@@ -159,7 +195,7 @@ async def speed(benches: Bench, plan: Plan, progress: Progress) -> Speed:
         )
         for mode, by_count in found.items()
     }
-    return Speed(plan.concurrency, medians)
+    return Speed(concurrency, medians)
 
 
 def pays_from(speeds: Speed) -> int | None:
@@ -174,10 +210,10 @@ def pays_from(speeds: Speed) -> int | None:
     return answer
 
 
-async def switch(benches: Bench, plan: Plan, speeds: Speed, progress: Progress) -> Switch:
+async def switch(benches: Bench, plans: Plans, speeds: Speed, progress: Progress) -> Switch:
     """Find from how many rows on a row's bits are other than alone."""
     progress("where kernels switch")
-    tried = tuple(range(1, plan.neighbours + 2))
+    tried = tuple(range(1, plans.usual.neighbours + 2))
     differs: dict[str, int | None] = {}
     paths: dict[str, tuple[str, ...]] = {}
     for policy, bench in benches.items():
@@ -240,13 +276,14 @@ def compare(policy: str, index: int, alone: list[Outcome], together: list[Outcom
 
 
 async def divergence(
-    benches: Bench, prompts: Sequence[Sequence[int]], plan: Plan, progress: Progress
+    benches: Bench, prompts: Sequence[Sequence[int]], plans: Plans, progress: Progress
 ) -> list[Divergence]:
     """Generate each text alone and beside neighbours, under each policy."""
     found = []
     for policy, bench in benches.items():
         progress(f"texts alone and together, policy {policy}")
-        for index, prompt in enumerate(prompts):
+        plan = plans.of(policy)
+        for index, prompt in enumerate(prompts[: plan.texts]):
             others = [prompts[(index + 1 + i) % len(prompts)] for i in range(plan.neighbours)]
             alone = await _story(bench, prompt, plan.story_tokens, ())
             together = await _story(bench, prompt, plan.story_tokens, others)
@@ -254,8 +291,9 @@ async def divergence(
     return found
 
 
-async def verify_case(benches: Bench, plan: Plan, progress: Progress) -> list[VerifyCase]:
+async def verify_case(benches: Bench, plans: Plans, progress: Progress) -> list[VerifyCase]:
     """Compare four verify rows alone with four beside a prompt in the same step."""
+    plan = plans.usual
     progress(f"{_VERIFY_ROWS} verify rows beside {plan.prefill_tokens} prompt tokens")
     found = []
     for policy, bench in benches.items():

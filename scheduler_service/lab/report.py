@@ -113,6 +113,7 @@ def _divergence(report: Report) -> Table:
         rows.append(
             (
                 policy,
+                str(max((each.num_tokens for each in found), default=0)),
                 f"{sum(each is not None for each in digests)} of {len(found)}",
                 f"{sum(each is not None for each in tokens)} of {len(found)}",
                 ", ".join(map(_place, digests)),
@@ -121,9 +122,9 @@ def _divergence(report: Report) -> Table:
         )
     return Table(
         "Greedy texts alone and in company",
-        f"{plan.story_tokens} tokens each, alone and beside {plan.neighbours} others: "
+        f"Each alone and beside {plan.neighbours} others: "
         "index of the first token that differs, - for none.",
-        ("policy", "logits differ", "text differs", "first logits", "first token"),
+        ("policy", "tokens each", "logits differ", "text differs", "first logits", "first token"),
         tuple(rows),
     )
 
@@ -176,6 +177,7 @@ def _acceptance(report: Report) -> Table:
     rows = [
         (
             each.policy,
+            str(each.num_tokens),
             share(each.accepted_alone, each.proposed_alone),
             share(each.accepted_together, each.proposed_together),
             f"{each.texts_differ} of {each.num_texts}",
@@ -184,9 +186,9 @@ def _acceptance(report: Report) -> Table:
     ]
     return Table(
         "Drafts accepted",
-        f"Greedy texts of {report.plan.story_tokens} tokens with {MOST_DRAFTS} drafts by lookup at "
-        "most in a step, one text at a time and all texts at once.",
-        ("policy", "accepted alone", "accepted together", "texts that differ"),
+        f"Greedy texts with {MOST_DRAFTS} drafts by lookup at most in a step, one text at a time "
+        "and all texts at once.",
+        ("policy", "tokens each", "accepted alone", "accepted together", "texts that differ"),
         tuple(rows),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isobatch_kernels.dispatch import device_is_available
 from tests.support.tiny_model import Storage, TinyShape, write_directory
 from tests.support.tiny_tokenizer import vocab_size
 
@@ -25,7 +26,8 @@ def test_a_quick_report_says_where_results_change(tmp_path: Path) -> None:
     write_directory(tmp_path / "tiny", TinyShape(vocab_size=vocab_size()), Storage(4))
     page, values = tmp_path / "report.html", tmp_path / "report.json"
     done = _lab(
-        "--quick", "--model", str(tmp_path / "tiny"), "--threads", "1", "--kv-memory-mb", "1",
+        "--quick", "--backend", "cpu", "--model", str(tmp_path / "tiny"),
+        "--threads", "1", "--kv-memory-mb", "1",
         "--html", str(page), "--json", str(values),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -33,8 +35,9 @@ def test_a_quick_report_says_where_results_change(tmp_path: Path) -> None:
     assert "<svg" in page.read_text("utf-8")
     report = json.loads(values.read_text("utf-8"))
     assert report["switch"]["differs_from_rows"] == {
-        "gemv": None, "gemm": None, "threshold": 5, "exact": None
+        "gemv": None, "gemm": None, "threshold": 5, "mlx": None, "exact": None
     }  # fmt: skip
+    assert report["numeric_classes"]["mlx"].startswith("F1-mlx-")
     assert report["switch"]["paths"]["threshold"] == ["gemv"] * 4 + ["gemm"]
     for case in report["verify_cases"]:
         differs = case["policy"] == "threshold"
@@ -53,6 +56,14 @@ def test_a_quick_report_says_where_results_change(tmp_path: Path) -> None:
         len(speeds) == 3 and min(speeds) > 0
         for speeds in report["speed"]["tokens_per_second"].values()
     )
+
+
+def test_a_device_that_is_not_here_is_named() -> None:
+    if device_is_available("cuda"):
+        pytest.skip("this machine has a CUDA device")
+    done = _lab("--quick", "--backend", "cuda")
+    assert done.returncode == 78, done.stderr
+    assert "backend cuda needs MLX and an NVIDIA GPU" in done.stderr
 
 
 def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:

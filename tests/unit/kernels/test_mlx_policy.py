@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,18 @@ def test_a_step_without_wanted_positions_fills_the_cache() -> None:
     assert backend.read_block(0).any()
     with pytest.raises(ValueError, match="block ids must lie in the pool"):
         backend.run(make_step([Row(some_tokens(5), 0, (99,))]))
+
+
+def test_arrays_of_a_step_may_be_read_only() -> None:
+    """Those decoded from a message are."""
+    step = make_step([Row(some_tokens(5), 0, (0,))])
+    expected = _mlx(mlx_program()).run(step)
+    for each in dataclasses.fields(step):
+        value = getattr(step, each.name)
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    got = _mlx(mlx_program()).run(step)
+    assert np.array_equal(bits(got.logits), bits(expected.logits))
 
 
 def test_refusals() -> None:

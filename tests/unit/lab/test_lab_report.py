@@ -14,11 +14,13 @@ from scheduler_service.lab.article import (
     MODES,
     Divergence,
     Plan,
+    Plans,
     Speed,
     Switch,
     TopTwo,
     VerifyCase,
     compare,
+    is_slow,
     pays_from,
 )
 from scheduler_service.lab.bench_executor import Outcome
@@ -28,7 +30,7 @@ from scheduler_service.lab.report import Report, as_html, as_json, as_text
 SPEED = Speed(
     (1, 2, 8),
     dict(zip(MODES, ((10.0, 10.0, 10.0), (4.0, 12.0, 30.0), (10.0, 11.0, 12.0),
-                     (20.0, 40.0, 80.0)), strict=True)),
+                     (5.0, 5.0, 5.0), (20.0, 40.0, 80.0)), strict=True)),
 )  # fmt: skip
 REPORT = Report(
     model="m<1>",
@@ -47,8 +49,8 @@ REPORT = Report(
     ),
     verify_cases=(VerifyCase("threshold", 124, 4, 4, 8, 8),
                   VerifyCase("exact", 124, 0, None, 0, 8)),
-    acceptances=(Acceptance("threshold", 8, 200, 66, 210, 78, 3),
-                 Acceptance("exact", 8, 0, 0, 0, 0, 0)),
+    acceptances=(Acceptance("threshold", 8, 128, 200, 66, 210, 78, 3),
+                 Acceptance("exact", 8, 128, 0, 0, 0, 0, 0)),
 )  # fmt: skip
 
 
@@ -83,15 +85,15 @@ def test_compare_finds_the_first_differences() -> None:
 
 def test_the_text_has_ratios_and_places() -> None:
     text = as_text(REPORT)
-    assert re.search(r"^ +8 +10 +30 +12 +80 +3.00 +1.20 +8.00$", text, re.MULTILINE)
+    assert re.search(r"^ +8 +10 +30 +12 +5 +80 +3.00 +1.20 +0.50 +8.00$", text, re.MULTILINE)
     assert re.search(r"^ *threshold +5 +gemv to 4, gemm to 5$", text, re.MULTILINE)
     assert "from this many rows on: 2." in text
-    assert re.search(r"threshold +1 of 1 +1 of 1 +1 +37$", text, re.MULTILINE)
-    assert re.search(r"exact +0 of 1 +0 of 1 +- +-$", text, re.MULTILINE)
+    assert re.search(r"threshold +128 +1 of 1 +1 of 1 +1 +37$", text, re.MULTILINE)
+    assert re.search(r"exact +128 +0 of 1 +0 of 1 +- +-$", text, re.MULTILINE)
     assert "3 (1.5000), 4 (1.2500)" in text
     assert re.search(r"exact +0 +not told +0 of 8$", text, re.MULTILINE)
     assert re.search(r"66 of 200 \(33.0%\) +78 of 210 \(37.1%\) +3 of 8$", text, re.MULTILINE)
-    assert re.search(r"exact +0 of 0 +0 of 0 +0 of 8$", text, re.MULTILINE)
+    assert re.search(r"exact +128 +0 of 0 +0 of 0 +0 of 8$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,17 @@ def test_the_page_is_whole_and_escaped() -> None:
     ElementTree.fromstring(
         page.removeprefix("<!doctype html>").replace('<meta charset="utf-8">', "")
     )
+
+
+def test_a_slow_policy_gets_a_smaller_plan_of_the_same_rows() -> None:
+    plans = Plans(Plan(), frozenset({"mlx"}))
+    slow = plans.of("mlx")
+    assert plans.of("exact") == Plan()
+    assert (slow.rounds, slow.texts, slow.story_tokens) == (1, 2, 8)
+    assert (slow.neighbours, slow.concurrency) == (Plan().neighbours, Plan().concurrency)
+    assert is_slow("F1-mlx-0.32.4-cpu-a16f-kvf16-rope0")
+    assert not is_slow("F1-mlx-0.32.4-cuda-a16f-kvf16-rope0")
+    assert not is_slow("X1.1-a12-kvf16-rope0")
 
 
 def test_json_holds_every_value() -> None:
