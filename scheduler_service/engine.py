@@ -18,6 +18,7 @@ from scheduler_service.errors import (
     ExecutorChangedError,
     InternalError,
     NotServingError,
+    ServiceError,
     UnknownModelError,
 )
 from scheduler_service.executor_client import (
@@ -118,15 +119,17 @@ class Engine:
         """End a request; return whether it was live."""
         return self._model is not None and self._model.loop.requests.cancel_group(request_id)
 
+    def give_up(self, make_error: Callable[[], ServiceError]) -> None:
+        """End every live request with an error."""
+        if self._model is not None:
+            self._model.loop.requests.give_up(make_error)
+
     async def run(self) -> None:
         """Connect and run steps until cancelled; a bug ends live requests and is raised."""
         try:
             await self._run()
         except Exception:
-            if self._model is not None:
-                self._model.loop.requests.give_up(
-                    lambda: InternalError("[scheduler] the step loop failed; see its log")
-                )
+            self.give_up(lambda: InternalError("[scheduler] the step loop failed; see its log"))
             raise
 
     async def _run(self) -> None:

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from importlib import metadata
@@ -19,12 +17,13 @@ from grpc_reflection.v1alpha import reflection
 
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
-from scheduler_service import logs, runtime_paths
+from scheduler_service import listening, logs
 from scheduler_service.config import SchedulerConfig, socket_path
 from scheduler_service.engine import Engine
-from scheduler_service.errors import ConfigurationError
+from scheduler_service.errors import ConfigurationError, NotServingError
 from scheduler_service.executor_client import ExecutorClient
 from scheduler_service.interceptor import ErrorInterceptor
+from scheduler_service.live_calls import LiveCalls
 from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.servicer import SchedulerServicer
 from scheduler_service.span_setup import open_spans
@@ -32,8 +31,8 @@ from scheduler_service.tracing.folder import TraceFolder
 
 _LOG = logs.get_logger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
-_SOCKET_UMASK = 0o177
-_PROBE_SECONDS = 1.0
+# After the drain, for the last words of calls that had to be ended.
+_LAST_WORDS_SECONDS = 2.0
 # Beyond so many calls that nobody has taken up, gRPC by itself answers some of them with CANCELLED
 # and no word; its own bound of 1000 lies below the waiting queue's, whose answer is a better one.
 _MAX_PENDING_CALLS = 16_384
@@ -71,6 +70,7 @@ class SchedulerServer:
         self._spans = open_spans(
             config.otlp_endpoint, config.otlp_step_every, version(), time.monotonic, os.environ
         )
+        self._calls = LiveCalls()
         self._traces = TraceFolder(Path(config.trace_dir)) if config.trace_dir else None
         self.engine = Engine(
             config,
@@ -110,6 +110,7 @@ class SchedulerServer:
             SchedulerServicer(
                 self.engine,
                 self.metrics,
+                self._calls,
                 log_prompts=self._config.log_prompts,
                 spans=self._spans,
                 traces=self._traces,
@@ -121,17 +122,15 @@ class SchedulerServer:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        _bind(server, self._config.listen)
+        listening.bind(server, self._config.listen)
         await server.start()
         _LOG.info("serving", address=self._config.listen, version=version())
         engine_task = asyncio.create_task(self.engine.run(), name="engine")
         try:
             yield engine_task
         finally:
-            self.engine.is_draining = True
-            await self._health.enter_graceful_shutdown()
-            _LOG.info("draining", grace_seconds=self._config.drain_seconds)
-            await server.stop(self._config.drain_seconds)
+            await self._drain()
+            await server.stop(_LAST_WORDS_SECONDS)
             engine_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await engine_task
@@ -140,6 +139,28 @@ class SchedulerServer:
                 await self._traces.close()
             if self._spans is not None:
                 await asyncio.to_thread(self._spans.close)
+
+    async def _drain(self) -> None:
+        """Refuse new requests, and let live ones end; those that take too long hear why.
+
+        gRPC still answers meanwhile, so that a refusal has its reason and Cancel its effect.
+        """
+        self.engine.is_draining = True
+        await self._health.enter_graceful_shutdown()
+        seconds = self._config.drain_seconds
+        _LOG.info("draining", requests=len(self._calls), grace_seconds=seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._calls.all_over()
+        except TimeoutError:
+            _LOG.warning("drain_too_short", requests=len(self._calls))
+            self.engine.give_up(
+                lambda: NotServingError(
+                    f"[scheduler] the service is shutting down: an answer must end within "
+                    f"{seconds:g} s, got one that takes longer",
+                    reason="DRAINING",
+                )
+            )
 
     @contextlib.contextmanager
     def metrics_port(self) -> Iterator[None]:
@@ -155,7 +176,8 @@ class SchedulerServer:
             )
         except OSError as error:
             raise ConfigurationError(
-                f"[server] the metrics port must be free, got {port}: {error.strerror}"
+                f"[server] the metrics port must be free, got {port}: {error.strerror} "
+                "(--metrics-port names another, 0 serves none)"
             ) from error
         try:
             yield
@@ -165,41 +187,13 @@ class SchedulerServer:
             thread.join()
 
 
-def _bind(server: grpc.aio.Server, address: str) -> None:
-    path = socket_path(address)
-    if path is None:
-        _add_port(server, address)
-        return
-    try:
-        runtime_paths.ensure_private_directory(path.parent)
-    except runtime_paths.RuntimePathError as error:
-        raise ConfigurationError(str(error)) from error
-    # gRPC replaces an existing socket file without a question, even one that is in use.
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # A process that is stopped or overrun takes no connection (EAGAIN), and must not hold us.
-        probe.settimeout(_PROBE_SECONDS)
-        if probe.connect_ex(os.fspath(path)) in (0, errno.EAGAIN):
-            raise ConfigurationError(f"[server] another process serves on {address}")
-    former = os.umask(_SOCKET_UMASK)
-    try:
-        _add_port(server, address)
-    finally:
-        os.umask(former)
-
-
-def _add_port(server: grpc.aio.Server, address: str) -> None:
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise ConfigurationError(f"[server] the address must be free, got {address}") from error
-
-
 async def serve(config: SchedulerConfig) -> None:
     """Serve until SIGTERM or SIGINT, then drain; raises what ends the engine."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    listening.check_free(config.listen)
     scheduler = SchedulerServer(config)
     with scheduler.metrics_port():
         async with scheduler.running() as engine_task:

@@ -13,6 +13,7 @@ from scheduler_service import logs
 from scheduler_service.core import InvalidParameterError, Priority, Request, RequestId
 from scheduler_service.engine import Engine, ServedModel
 from scheduler_service.errors import InvalidRequestError, NotServingError, ServiceError, from_core
+from scheduler_service.live_calls import LiveCalls
 from scheduler_service.metrics import Outcome, RefusalReason, SchedulerMetrics
 from scheduler_service.samples import SampleStreams, sample_id, sample_params
 from scheduler_service.sampling import validate
@@ -40,6 +41,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self,
         engine: Engine,
         metrics: SchedulerMetrics,
+        calls: LiveCalls | None = None,
         clock: Clock = time.monotonic,
         *,
         log_prompts: bool = False,
@@ -48,9 +50,11 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     ) -> None:
         """Serve `engine`; `clock` gives monotonic seconds and must be the engine's own.
 
+        `calls` counts the calls that stream an answer.
         With `log_prompts`, the log holds the text of each prompt. `spans` take notes of requests.
         `traces` keeps the traces that requests ask for.
         """
+        self._calls = LiveCalls() if calls is None else calls
         self._traces = traces
         self._spans = spans
         self._log_prompts = log_prompts
@@ -63,6 +67,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Stream Accepted, TokenDelta..., and a Finished for each sample."""
         arrival = self._clock()
+        self._calls.enter(context)
         # The stubs leave out that there may be no deadline.
         remaining = cast("float | None", context.time_remaining())
         model = self._engine.model(request.model)

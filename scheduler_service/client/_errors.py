@@ -177,6 +177,9 @@ def error_from_rpc(failure: RpcFailure) -> IsobatchError:
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and not details.reason:
         # Our server always gives a reason; without one it is gRPC's own limit on message size.
         error_class = InvalidRequestError
+    elif code is grpc.StatusCode.UNAVAILABLE and not details.reason:
+        # gRPC's own words for a server that is gone, such as "Socket closed".
+        message = f"[connect] the scheduler must stay there to the end, got it lost ({message})"
     return error_class(message, details)
 
 

@@ -1,8 +1,10 @@
 """How requests and the service itself end: cancel, disconnect, deadline, drain, slow readers."""
 
 import asyncio
+import contextlib
 import socket
 import stat
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -13,6 +15,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
+from scheduler_service.client import IsobatchError
+from scheduler_service.client._errors import error_from_rpc
 from scheduler_service.config import SchedulerConfig
 from scheduler_service.core import SamplingParams
 from scheduler_service.errors import ConfigurationError
@@ -24,6 +28,7 @@ from tests.support.toy_model import ToyModel
 
 FIFTY = sampling_pb2.StoppingParams(max_tokens=50, ignore_eos=True)
 LONG = sampling_pb2.StoppingParams(max_tokens=400, ignore_eos=True)
+ENDLESS = sampling_pb2.StoppingParams(max_tokens=100_000, ignore_eos=True)
 MODEL = ToyModel(vocab_size())
 
 
@@ -151,6 +156,72 @@ async def test_draining_finishes_live_streams_and_removes_the_socket() -> None:
             events = await rest
             assert events[-1].finished.usage.num_generated_tokens == 50
             assert not socket_path.exists()
+
+
+@contextlib.asynccontextmanager
+async def _streaming(drain_seconds: float) -> AsyncIterator[tuple[Any, Any]]:
+    """A service that drains as soon as the block begins; its methods, and a call without end."""
+    executor = FakeExecutor(step_seconds=0.01)
+    with socket_folder() as folder:
+        config = SchedulerConfig(
+            listen=f"unix:{folder}/s.sock", executor=f"unix:{folder}/x.sock", metrics_port=0,
+            drain_seconds=drain_seconds,
+        )  # fmt: skip
+        server = SchedulerServer(config)
+        async with (
+            executor.serving(config.executor),
+            grpc.aio.insecure_channel(config.listen) as channel,
+        ):
+            stub = pb_grpc.SchedulerServiceStub(channel)
+            is_streaming = asyncio.Event()
+
+            async def serve() -> None:
+                async with server.running():
+                    await is_streaming.wait()
+
+            serving = asyncio.ensure_future(serve())
+            await until(lambda: _is_connected(server))
+            call = stub.Generate(
+                pb.GenerateRequest(
+                    token_ids=pb.TokenIds(ids=[9]), stopping=ENDLESS, request_id="live"
+                )
+            )
+            await _first_token(call)
+            is_streaming.set()
+            await until(lambda: _is_draining(server))
+            yield stub, call
+            await serving
+
+
+async def test_an_answer_that_outlasts_the_drain_hears_why() -> None:
+    """In words of the service, not of gRPC."""
+    async with _streaming(drain_seconds=0.2) as (_, call):
+        error = await _error(call)
+    assert (error.code, error.reason) == ("UNAVAILABLE", "DRAINING")
+    assert error.message == (
+        "[scheduler] the service is shutting down: an answer must end within 0.2 s, "
+        "got one that takes longer"
+    )
+
+
+async def test_a_service_that_drains_still_answers() -> None:
+    """A new request is refused with a reason, and a live one can be cancelled."""
+    async with _streaming(drain_seconds=60.0) as (stub, call):
+        error = await _error(stub.Generate(pb.GenerateRequest(text="x")))
+        assert (error.code, error.reason) == ("UNAVAILABLE", "DRAINING")
+        assert (await stub.GetStats(pb.GetStatsRequest())).num_running == 1
+        assert (await stub.Cancel(pb.CancelRequest(request_id="live"))).was_live
+        assert (await _rest(call))[-1].HasField("finished")
+
+
+async def _is_draining(server: SchedulerServer) -> bool:
+    return server.engine.is_draining
+
+
+async def _error(call: Any) -> IsobatchError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _rest(call)
+    return error_from_rpc(caught.value)
 
 
 async def _is_connected(server: SchedulerServer) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from scheduler_service import server
 from scheduler_service.config import SchedulerConfig
+from scheduler_service.errors import ConfigurationError
 from tests.support.scheduler_harness import socket_folder
 
 
@@ -59,6 +60,28 @@ def test_it_serves_metrics_and_ends_on_sigterm() -> None:
         assert process.returncode == 0, errors
         assert '"event": "draining"' in errors
         assert not path.exists()
+
+
+@pytest.mark.parametrize("is_tcp", [False, True])
+async def test_a_second_scheduler_hears_of_the_first(is_tcp: bool) -> None:
+    """Not of the metrics port, which the first one has as well."""
+    with (
+        socket_folder() as folder,
+        socket.create_server(("127.0.0.1", 0)) as page,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+    ):
+        unix.bind(f"{folder}/s.sock")
+        unix.listen()
+        address = f"127.0.0.1:{tcp.getsockname()[1]}" if is_tcp else f"unix:{folder}/s.sock"
+        config = SchedulerConfig(
+            listen=address,
+            executor=f"unix:{folder}/x.sock",
+            metrics_port=page.getsockname()[1],
+        )
+        with pytest.raises(ConfigurationError) as caught:
+            await server.serve(config)
+        assert f"got {address}: another process serves on it" in str(caught.value)
 
 
 async def test_what_is_loaded_is_frozen_for_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
