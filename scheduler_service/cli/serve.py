@@ -21,6 +21,7 @@ from scheduler_service.cli.signals import on_ending_signals
 from scheduler_service.cli.supervisor import Supervisor
 
 _NAME_WIDTH: Final = len("scheduler")
+_STATS_SECONDS: Final = 2.0
 _PORT: Final = click.IntRange(0, 65535)
 
 
@@ -45,7 +46,8 @@ def command(
 ) -> None:
     """Run scheduler and executor until Ctrl-C.
 
-    A service that dies is started again. Ctrl-C lets running answers finish; a second one does not.
+    A service that dies is started again. Ctrl-C lets running answers finish, and says how many; a
+    second one does not.
     What no option says comes from variables and the configuration file: isobatch config show.
     """
     if listen is not None and port is not None:
@@ -70,6 +72,7 @@ def command(
             supervisor.kill()
         else:
             supervisor.stop()
+            threading.Thread(target=_say_what_is_left, args=(listen,), daemon=True).start()
 
     with on_ending_signals(end):
         supervisor.start(
@@ -120,6 +123,21 @@ def _announce(address: str, supervisor: Supervisor) -> None:
 
     if wait_until_serving(address, keep_waiting):
         output.note(f"isobatch serves on {address}")
+
+
+def _say_what_is_left(address: str) -> None:
+    """Say what the end waits for, if for anything: a scheduler that drains still answers."""
+    from scheduler_service.client import Client, IsobatchError
+
+    try:
+        with Client(address, connect_timeout=_STATS_SECONDS, retry_seconds=0.0) as client:
+            stats = client.stats(timeout=_STATS_SECONDS)
+    except IsobatchError:
+        return  # it has ended
+    count = stats.num_running + stats.num_waiting
+    if count:
+        what = "1 request is" if count == 1 else f"{count} requests are"
+        output.note(f"{what} being finished; a second Ctrl-C ends at once")
 
 
 def _check_free(address: str) -> None:

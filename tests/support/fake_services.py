@@ -1,9 +1,10 @@
 """Stand-ins for the two services as processes: `python fake_services.py SERVICE FLAGS...`.
 
 The executor says that it is up and waits. The scheduler is the fake of `fake_scheduler`; it serves
-once the executor is there. A model named `missing` is a configuration error, as with the real one;
-one named `crash` ends the executor with a traceback, and one named `slow` never gets ready. Stdlib
-first: a test starts many of these.
+once the executor is there, and with the variable FAKE_ENDLESS_DRAIN answers on after SIGTERM. A
+model named `missing` is a configuration error, as with the real one; one named `crash` ends the
+executor with a traceback, and one named `slow` never gets ready. Stdlib first: a test starts many
+of these.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def run_scheduler(options: argparse.Namespace) -> None:
                 return
         fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
         ended.wait()
+        while "FAKE_ENDLESS_DRAIN" in os.environ:
+            signal.pause()
     print("scheduler goodbye")
 
 

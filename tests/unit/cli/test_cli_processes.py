@@ -254,6 +254,21 @@ def test_serve_runs_both_until_ctrl_c(runtime: Path) -> None:
     )
 
 
+def test_serve_says_what_it_waits_for(runtime: Path) -> None:
+    """Once, and a second Ctrl-C ends it."""
+    with program(
+        "serve", "--metrics-port", "0", XDG_RUNTIME_DIR=str(runtime), FAKE_ENDLESS_DRAIN="1"
+    ) as running:
+        running.wait_for("isobatch serves on unix:")
+        running.signal(signal.SIGINT)
+        words = "3 requests are being finished; a second Ctrl-C ends at once\n"
+        running.wait_for(words)
+        running.signal(signal.SIGINT)
+        assert running.finish() == 0
+    assert running.output.count(words) == 1
+    assert "did not end within" not in running.output
+
+
 def test_serve_heeds_the_configuration_file(runtime: Path) -> None:
     """The model and the address are what the command itself must know."""
     config = runtime / "config.toml"
