@@ -1,5 +1,6 @@
 // Linear layers with AVX2: vpmaddwd on int16 activations, whose order inside 8 inputs (0,2 4,6 1,3 5,7) is what shifting
-// words of packed weights yields. 8 outputs are one register; up to kRows rows share each decoded weight.
+// words of packed weights yields. 8 outputs are one register; up to kRows rows share each decoded weight, kGroups registers
+// of outputs each loaded activation.
 #include "linear.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -12,7 +13,8 @@
 namespace isobatch {
 namespace {
 
-constexpr int kRows = 4;
+// Rows and groups of 8 outputs whose dot products stay in registers: 10 of the 16.
+constexpr int kRows = 5, kGroups = 2;
 
 static ALWAYS_INLINE __m256i broadcast4(const uint8_t* at) {
   int32_t word;
@@ -20,27 +22,24 @@ static ALWAYS_INLINE __m256i broadcast4(const uint8_t* at) {
   return _mm256_set1_epi32(word);
 }
 
+// GCC turns a chain of integer additions into a tree, whose products wait on the stack. This holds it to the chain.
+static ALWAYS_INLINE void keep_in_register(__m256i& x) { asm("" : "+x"(x)); }
+
 static ALWAYS_INLINE __m256 load_floats(FloatStorage storage, const uint8_t* at, int eighth) {
   if (storage == FloatStorage::kHalf) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(at + 16 * eighth)));
   return storage == FloatStorage::kSingle ? _mm256_loadu_ps((const float*)(at + 32 * eighth)) : _mm256_setzero_ps();
 }
 
-// Eight inputs of eight outputs as four registers of word pairs.
+// Register v of the four that hold eight inputs of eight outputs as pairs of words.
 template <WeightCode C>
-static ALWAYS_INLINE void decode8(const uint8_t* quants, int j, __m256i (&w)[4]) {
+static ALWAYS_INLINE __m256i decode2(const uint8_t* quants, int j, int v) {
   if constexpr (C == WeightCode::kNibble) {
-    const __m256i q = _mm256_loadu_si256((const __m256i*)(quants + 64 * j)), low = _mm256_set1_epi16(15);
-    w[0] = _mm256_and_si256(q, low);
-    w[1] = _mm256_and_si256(_mm256_srli_epi16(q, 4), low);
-    w[2] = _mm256_and_si256(_mm256_srli_epi16(q, 8), low);
-    w[3] = _mm256_srli_epi16(q, 12);
+    const __m256i q = _mm256_loadu_si256((const __m256i*)(quants + 64 * j));
+    if (v == 3) return _mm256_srli_epi16(q, 12);
+    return _mm256_and_si256(_mm256_srli_epi16(q, 4 * v), _mm256_set1_epi16(15));
   } else {
-    const __m256i q = _mm256_loadu_si256((const __m256i*)(quants + 128 * j));
-    const __m256i r = _mm256_loadu_si256((const __m256i*)(quants + 128 * j + 64)), low = _mm256_set1_epi16(255);
-    w[0] = _mm256_and_si256(q, low);
-    w[1] = _mm256_and_si256(r, low);
-    w[2] = _mm256_srli_epi16(q, 8);
-    w[3] = _mm256_srli_epi16(r, 8);
+    const __m256i q = _mm256_loadu_si256((const __m256i*)(quants + 128 * j + 64 * (v & 1)));
+    return v < 2 ? _mm256_and_si256(q, _mm256_set1_epi16(255)) : _mm256_srli_epi16(q, 8);
   }
 }
 
@@ -54,20 +53,23 @@ static ALWAYS_INLINE void store_row(const PackedView& w, const LinearOutput& out
   _mm256_maskstore_ps(out.y + m * out.stride + n0, mask, v);
 }
 
-// Eight outputs (`eighth` of the tile's four groups) and the R rows m0.. of one panel.
+// The R rows m0.. of one panel for kGroups * 8 outputs from `eighth` (of the tile's four) on. The groups share the loads of
+// the activations.
 template <WeightCode C, int B, int R>
 void tile_rows(const PackedView& w, const ActView& x, const LinearOutput& out, int tile, int eighth, int m0) {
   constexpr int A = B == 16 ? 32 : B, kParts = A / B, kRowBytes = 2 * A;
   const size_t first = x.block_index(m0, 0);
   const float *d = x.d + first, *s[2] = {x.s + first, x.s + first};
   if (kParts == 2) s[0] = x.s_low + first, s[1] = x.s_high + first;
-  __m256 total[R] = {};
+  __m256 total[kGroups][R] = {};
   bool started = false;
   for (int slice = 0; slice < kSlices; slice++) {
     const int begin = slice_begin(slice, w.NB), end = slice_begin(slice + 1, w.NB);
     if (begin == end) continue;
-    __m256 chain[R];
-    for (int m = 0; m < R; m++) chain[m] = _mm256_setzero_ps();
+    __m256 chain[kGroups][R];
+    for (int g = 0; g < kGroups; g++) {
+      for (int m = 0; m < R; m++) chain[g][m] = _mm256_setzero_ps();
+    }
     for (int j = begin; j < end; j++) {
       const int block = j / kParts, part = j % kParts;
       const uint8_t* record = w.record(tile, j);
@@ -79,42 +81,62 @@ void tile_rows(const PackedView& w, const ActView& x, const LinearOutput& out, i
           _mm_prefetch((const char*)record + 4 * w.record_bytes + o, _MM_HINT_T0);
         }
       }
-      __m256i dot[R];
-      for (int m = 0; m < R; m++) {
-        // Stored bytes are 128 too large: take 128 times the sum of the activations away.
-        dot[m] = C == WeightCode::kByteCentred ? _mm256_cvtps_epi32(_mm256_set1_ps(sj[m] * -128.0f)) : _mm256_setzero_si256();
+      __m256i dot[kGroups][R];
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; g++) {
+#pragma GCC unroll 8
+        for (int m = 0; m < R; m++) {
+          // Stored bytes are 128 too large: take 128 times the sum of the activations away.
+          dot[g][m] =
+              C == WeightCode::kByteCentred ? _mm256_cvtps_epi32(_mm256_set1_ps(sj[m] * -128.0f)) : _mm256_setzero_si256();
+        }
       }
 #pragma GCC unroll 8
       for (int i = 0; i < B / 8; i++) {
-        __m256i words[4];
-        decode8<C>(quants, i, words);
-#pragma GCC unroll 8
-        for (int m = 0; m < R; m++) {
-          const uint8_t* at = q + m * kRowBytes + 16 * i;
 #pragma GCC unroll 4
-          for (int v = 0; v < 4; v++) {
-            dot[m] = _mm256_add_epi32(dot[m], _mm256_madd_epi16(words[v], broadcast4(at + 4 * v)));
+        for (int v = 0; v < 4; v++) {
+          __m256i words[kGroups];
+#pragma GCC unroll 2
+          for (int g = 0; g < kGroups; g++) words[g] = decode2<C>(quants + 32 * g, i, v);
+#pragma GCC unroll 8
+          for (int m = 0; m < R; m++) {
+            const __m256i pair = broadcast4(q + m * kRowBytes + 16 * i + 4 * v);
+#pragma GCC unroll 2
+            for (int g = 0; g < kGroups; g++) {
+              dot[g][m] = _mm256_add_epi32(dot[g][m], _mm256_madd_epi16(words[g], pair));
+              keep_in_register(dot[g][m]);
+            }
           }
         }
       }
-      const __m256 scale = load_floats(w.scale_storage, record + w.scale_offset, eighth);
-      const __m256 bias = load_floats(w.bias_storage, record + w.bias_offset, eighth);
-      for (int m = 0; m < R; m++) {
-        const __m256 t = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dot[m]), _mm256_mul_ps(bias, _mm256_set1_ps(sj[m])));
-        chain[m] = _mm256_fmadd_ps(_mm256_set1_ps(dj[m]), t, chain[m]);
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; g++) {
+        const __m256 scale = load_floats(w.scale_storage, record + w.scale_offset, eighth + g);
+        const __m256 bias = load_floats(w.bias_storage, record + w.bias_offset, eighth + g);
+#pragma GCC unroll 8
+        for (int m = 0; m < R; m++) {
+          const __m256 correction = _mm256_mul_ps(bias, _mm256_set1_ps(sj[m]));
+          const __m256 t = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dot[g][m]), correction);
+          chain[g][m] = _mm256_fmadd_ps(_mm256_set1_ps(dj[m]), t, chain[g][m]);
+        }
       }
     }
-    for (int m = 0; m < R; m++) total[m] = started ? _mm256_add_ps(total[m], chain[m]) : chain[m];
+    for (int g = 0; g < kGroups; g++) {
+      for (int m = 0; m < R; m++) total[g][m] = started ? _mm256_add_ps(total[g][m], chain[g][m]) : chain[g][m];
+    }
     started = true;
   }
-  for (int m = 0; m < R; m++) store_row(w, out, tile * kTileOutputs + 8 * eighth, m0 + m, total[m]);
+  for (int g = 0; g < kGroups; g++) {
+    for (int m = 0; m < R; m++) store_row(w, out, tile * kTileOutputs + 8 * (eighth + g), m0 + m, total[g][m]);
+  }
 }
 
 using TileFn = void (*)(const PackedView&, const ActView&, const LinearOutput&, int, int, int);
 
 template <WeightCode C, int B>
 TileFn pick_rows(int rows) {
-  static const TileFn table[kRows] = {tile_rows<C, B, 1>, tile_rows<C, B, 2>, tile_rows<C, B, 3>, tile_rows<C, B, 4>};
+  static const TileFn table[kRows] = {tile_rows<C, B, 1>, tile_rows<C, B, 2>, tile_rows<C, B, 3>, tile_rows<C, B, 4>,
+                                      tile_rows<C, B, 5>};
   return table[rows - 1];
 }
 
@@ -133,7 +155,7 @@ TileFn pick(const PackedView& w, int rows) {
 
 void quantized(const PackedView& w, const ActView& x, const LinearOutput& out, int tile_begin, int tile_end) {
   for (int tile = tile_begin; tile < tile_end; tile++) {
-    for (int eighth = 0; eighth < 4 && tile * kTileOutputs + 8 * eighth < w.N; eighth++) {
+    for (int eighth = 0; eighth < 4 && tile * kTileOutputs + 8 * eighth < w.N; eighth += kGroups) {
       for (int first = 0; first < x.M; first += x.P) {
         // Nearly equal parts of the panel, as many rows each as registers allow.
         const int end = first + x.P < x.M ? first + x.P : x.M;
