@@ -54,6 +54,8 @@ def _main(arguments: Sequence[str]) -> int:
         # Kernels first: who cannot compute should not be sent to fetch a model.
         create_backend, self_test = kernels(config)
         location = locate(config.model, config.model_id or None)
+        if config.draft_model:
+            locate(config.draft_model)
     except StartError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG

@@ -57,6 +57,8 @@ class ExecutorConfig:
     # Where the cost curve comes from: auto measures once and remembers, measure measures at every
     # start, off has none (engine).
     profile: str = "auto"
+    # Model that drafts tokens for `model` to verify, named like it; empty for none (engine).
+    draft_model: str = ""
     # Longest time that a live session gets to end after SIGTERM (server).
     drain_seconds: float = 25.0
     # Least severe log level (logs).
@@ -129,6 +131,8 @@ HELP: Final[Mapping[str, str]] = {
     "request's rows change results or are slow, and are for comparison alone",
     "threshold_rows": "most rows that policy threshold computes row by row",
     "profile": "the measured cost of steps: auto (once, then remembered), measure (now) or off",
+    "draft_model": "model that drafts tokens for the model to verify: alias (smollm2-draft), "
+    ".gguf file or directory; empty for none",
     "drain_seconds": "longest time that a live session gets to end after SIGTERM",
     "log_level": f"least severe log level: {', '.join(logs.LEVELS)}",
     "log_format": f"format of logs: {', '.join(logs.FORMATS)}",

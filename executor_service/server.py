@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import start_http_server
 
 from executor_service import logs, socket_paths
+from executor_service.draft_metrics import DraftCollector
 from executor_service.engine.engine import build_engine
 from executor_service.engine.memory import give_back
 from executor_service.engine_thread import EngineThread
@@ -210,6 +211,9 @@ class _MetricsPage:
         self._metrics = Metrics(engine.capabilities, engine.kv_pool_bytes, engine.weight_bytes)
         model_id = engine.capabilities.model.model_id
         PrefixCacheCollector(self._metrics.registry, model_id, engine.prefixes)
+        if engine.draft is not None:
+            draft = engine.draft
+            DraftCollector(self._metrics.registry, draft.description.model_id, draft.drafter.counts)
 
     def __enter__(self) -> Metrics:
         if self._port:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from executor_service import logs, wire, wire_capabilities, wire_provenance
+from executor_service import logs, wire, wire_capabilities, wire_drafts, wire_provenance
 from executor_service.errors import (
     ExecutorError,
     InvalidRequestError,
@@ -16,6 +16,7 @@ from executor_service.errors import (
     SessionFencedError,
 )
 from executor_service.statuses import abort
+from isobatch.executor.v1 import drafts_pb2 as drafts_pb
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from isobatch.executor.v1 import provenance_pb2 as provenance_pb
@@ -150,6 +151,8 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
                 return await self._fetch_logits(ticket, message.fetch_logits)
             case "release":
                 return await self._release(ticket, message.release)
+            case "draft":
+                return await self._draft(ticket, message.draft)
             case "start":
                 raise InvalidRequestError("[session] start must come once, got it again")
             case _:
@@ -188,6 +191,15 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
             lambda: session.fetch_logits(ticket, message.step_id, indexes, MAX_LOGITS_BYTES)
         )
         return wire.logits_fetched(message.step_id, logits)
+
+    async def _draft(self, ticket: int, message: drafts_pb.DraftTokens) -> pb.SessionResponse:
+        arrived_ns = time.perf_counter_ns()
+        session = self._host.engine.session
+        request = wire_drafts.read_draft(message)
+        answer = await self._host.run(
+            lambda: session.draft(ticket, request, time.perf_counter_ns() - arrived_ns)
+        )
+        return wire_drafts.drafted(answer, time.perf_counter_ns() - arrived_ns)
 
     async def _release(self, ticket: int, message: rows_pb.ReleaseSequences) -> pb.SessionResponse:
         session = self._host.engine.session

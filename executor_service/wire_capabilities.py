@@ -11,8 +11,14 @@ from isobatch.executor.v1 import executor_service_pb2 as pb
 
 if TYPE_CHECKING:
     from executor_service.config import ExecutorConfig
-    from executor_service.engine.capabilities import Capabilities, SelfTestResult
-    from executor_service.engine.profile import CostPoint
+    from executor_service.engine.capabilities import (
+        Capabilities,
+        DraftCapabilities,
+        ModelDescription,
+        SelfTestResult,
+    )
+    from executor_service.engine.profile import CostPoint, Profile
+    from executor_service.engine.step_request import Limits
 
 _ORIGINS = {
     OFF: capabilities_pb2.PROFILE_ORIGIN_OFF,
@@ -49,18 +55,29 @@ def capabilities(
         )
     )
     response.self_test.CopyFrom(_self_test(known.self_test))
-    response.models.append(_model(known))
+    response.models.append(_model(known.model, known.limits, known.profile))
+    if known.draft is not None:
+        response.models.append(_draft(known.draft))
     return response
 
 
-def _model(known: Capabilities) -> capabilities_pb2.ModelCapabilities:
-    model, profile = known.model, known.profile
+def _draft(draft: DraftCapabilities) -> capabilities_pb2.ModelCapabilities:
+    described = _model(draft.model, draft.limits, draft.profile)
+    described.role = capabilities_pb2.MODEL_ROLE_DRAFT
+    described.max_draft_rows = draft.limits.max_num_seqs
+    described.max_draft_tokens = draft.limits.max_num_batched_tokens
+    return described
+
+
+def _model(
+    model: ModelDescription, limits: Limits, profile: Profile
+) -> capabilities_pb2.ModelCapabilities:
     return capabilities_pb2.ModelCapabilities(
         model_id=model.model_id,
         role=capabilities_pb2.MODEL_ROLE_TARGET,
         architecture=model.architecture,
-        vocab_size=known.limits.vocab_size,
-        context_length=known.limits.context_length,
+        vocab_size=limits.vocab_size,
+        context_length=limits.context_length,
         numeric_class=model.numeric_class,
         kv_class=KV_CLASS,
         weights_digest=model.weights_digest,

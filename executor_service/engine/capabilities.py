@@ -61,6 +61,15 @@ class ModelDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCapabilities:
+    """The draft model, what one of its requests may hold, and what its passes cost."""
+
+    model: ModelDescription
+    limits: Limits
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """All of it."""
 
@@ -70,6 +79,7 @@ class Capabilities:
     build: Build
     self_test: SelfTestResult
     profile: Profile = field(default_factory=Profile)
+    draft: DraftCapabilities | None = None
 
 
 def numeric_class(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import psutil
 
+from executor_service.drafting.build import DraftModel, build_draft, load_draft
+from executor_service.engine.backends import BLOCK_SIZE, make_backend
 from executor_service.engine.capabilities import (
     KV_CLASS,
     MAX_TOP_K,
@@ -32,7 +34,6 @@ from executor_service.engine.speed_check import SpeedCheck
 from executor_service.engine.step_request import Limits
 from executor_service.engine.warmup import warm_up
 from executor_service.engine.weight_bytes import WeightBytes, weight_bytes
-from executor_service.errors import ConfigError, ModelError
 from executor_service.kv_cache.chain import CacheIdentity
 from executor_service.kv_cache.manager import KvCacheManager
 from executor_service.kv_cache.sizing import block_bytes, num_blocks
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from isobatch_kernels.program import Program
     from isobatch_kernels.step import Backend
 
-BLOCK_SIZE: Final = 16
 PROFILE_FOLDER: Final = "profiles"  # in the cache folder
 
 
@@ -94,12 +94,15 @@ class Engine:
     speed: SpeedCheck
     profile_file: Path  # which may not exist
     prefixes: PrefixCache
+    draft: DraftModel | None = None
 
     def close(self) -> None:
         """Bring cached blocks to disk, stop the backend's threads and free its memory."""
         self.session.end()
         self.prefixes.close()
         self.backend.close()
+        if self.draft is not None:
+            self.draft.close()
 
 
 def build_engine(
@@ -115,6 +118,8 @@ def build_engine(
     Without `may_measure` the profile is the stored one, or none.
     """
     model = load_model(location)
+    # Before anything slow: a draft model that does not fit is refused.
+    draft_weights = load_draft(config.draft_model, model) if config.draft_model else None
     policy = KernelPolicy(config.policy, config.threshold_rows)
     dimensions = model.program.dimensions
     machine_bytes = psutil.virtual_memory().total
@@ -126,25 +131,15 @@ def build_engine(
         dimensions=replace(dimensions, context_length=num_positions),
         activation_bits=config.activations,
     )
-    try:
-        backend = create_backend(
-            program,
-            num_blocks=blocks,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            backend=config.backend,
-            unit=config.unit,
-            num_threads=config.threads,
-        )
-    except ValueError as error:
-        raise ModelError(f"{error}: {location.path}") from error
-    except RuntimeError as error:
-        raise ConfigError(f"{error}: backend {config.backend}, unit {config.unit}") from error
-    except MemoryError as error:
-        raise ConfigError(
-            f"[config] kv_memory_mb must fit in memory, got a cache of {blocks} blocks"
-        ) from error
+    backend = make_backend(
+        config,
+        program,
+        create_backend,
+        num_blocks=blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        source=str(location.path),
+    )
     limits = Limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -183,6 +178,18 @@ def build_engine(
         lambda: measure(runner, cache, limits, backend=backend),
     )
     apply_choices(backend, dict(profile.choices))
+    draft = None
+    if draft_weights is not None:
+        draft = build_draft(
+            config,
+            draft_weights[0],
+            create_backend,
+            key,
+            store,
+            num_ids=draft_weights[1],
+            target_vocab_size=dimensions.vocab_size,
+            may_measure=may_measure,
+        )
     capabilities = Capabilities(
         model=ModelDescription(
             model_id=model.model_id,
@@ -206,8 +213,10 @@ def build_engine(
         ),
         self_test=self_test(backend),
         profile=profile,
+        draft=None if draft is None else draft.capabilities,
     )
-    session = Session(model.model_id, runner, cache, limits)
+    drafter = None if draft is None else draft.drafter
+    session = Session(model.model_id, runner, cache, limits, drafter)
     return Engine(
         capabilities=capabilities,
         session=session,
@@ -217,4 +226,5 @@ def build_engine(
         speed=SpeedCheck(runner, cache, limits, profile),
         profile_file=store.path(key),
         prefixes=prefixes,
+        draft=draft,
     )

@@ -17,7 +17,7 @@ from executor_service.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from executor_service.engine.step_request import Int32, StepRequest
     from executor_service.kv_cache.manager import KvCacheManager
@@ -54,8 +54,15 @@ class Opening:
 class OpenSequences:
     """Sequences by id."""
 
-    def __init__(self, cache: KvCacheManager, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        cache: KvCacheManager,
+        max_num_seqs: int,
+        on_release: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> None:
+        """Keep a bounded number of sequences; `on_release` is told whoever is given back."""
         self._cache = cache
+        self._on_release = on_release
         self._bound = OPEN_SEQUENCES_PER_ROW * max_num_seqs
         self._sequences: dict[int, SequenceState] = {}
 
@@ -83,7 +90,7 @@ class OpenSequences:
         known = self._sequences.get(opening.sequence_id)
         if known is not None and known.generation == opening.generation:
             return known.num_cached_tokens
-        self._cache.release([opening.sequence_id])
+        self._give_back([opening.sequence_id])
         cached = self._cache.open(
             opening.sequence_id,
             opening.cache_salt,
@@ -99,12 +106,20 @@ class OpenSequences:
         """Give sequences back; unknown ones are ignored."""
         for sequence_id in sequence_ids:
             self._sequences.pop(sequence_id, None)
-        self._cache.release(sequence_ids)
+        self._give_back(sequence_ids)
 
     def release_all(self) -> None:
         """Give every sequence back."""
-        self._sequences.clear()
-        self._cache.release_all()
+        self.release(list(self._sequences))
+
+    def _give_back(self, sequence_ids: Sequence[int]) -> None:
+        self._cache.release(sequence_ids)
+        self._on_release(sequence_ids)
+
+    def is_open(self, sequence_id: int, generation: int) -> bool:
+        """Tell whether a sequence is open in this generation."""
+        known = self._sequences.get(sequence_id)
+        return known is not None and known.generation == generation
 
     def of_rows(self, request: StepRequest) -> list[SequenceState]:
         """Return the sequences of the rows; raises when one is not open or leaves a gap."""

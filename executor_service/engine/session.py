@@ -10,6 +10,7 @@ requests with an older one are fenced.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from executor_service.engine.open_sequences import OpenSequences
@@ -25,6 +26,8 @@ from executor_service.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor_service.drafting.drafter import Drafter
+    from executor_service.drafting.request import DraftAnswer, DraftRequest
     from executor_service.engine.model_runner import ModelRunner
     from executor_service.engine.open_sequences import Opening
     from executor_service.engine.step_request import Int32, Limits, StepAnswer, StepRequest
@@ -35,13 +38,21 @@ class Session:
     """Sequences and steps of the scheduler that holds the ticket."""
 
     def __init__(
-        self, model_id: str, runner: ModelRunner, cache: KvCacheManager, limits: Limits
+        self,
+        model_id: str,
+        runner: ModelRunner,
+        cache: KvCacheManager,
+        limits: Limits,
+        drafter: Drafter | None = None,
     ) -> None:
+        """Serve one model; `drafter` proposes tokens for it and holds no sequence beyond its."""
+        self._drafter = drafter
         self._model_id = model_id
         self._runner = runner
         self._cache = cache
         self._reports = ProvenanceReports(cache, runner.read_block)
-        self._sequences = OpenSequences(cache, limits.max_num_seqs)
+        released = (lambda _: None) if drafter is None else drafter.release
+        self._sequences = OpenSequences(cache, limits.max_num_seqs, released)
         self._steps = SessionSteps(runner, cache, self._sequences, limits)
         self._scheduler_epoch = 0
         self._ticket = 0
@@ -125,9 +136,21 @@ class Session:
         self._check_ticket(ticket)
         return self._runner.logits(step_id, wanted_indexes, max_bytes)
 
+    def draft(self, ticket: int, request: DraftRequest, queue_ns: int) -> DraftAnswer:
+        """Let the draft model propose tokens; nothing of the target changes.
+
+        Raises InvalidRequestError without a draft model, or for a malformed request.
+        """
+        self._check_ticket(ticket)
+        if self._drafter is None:
+            raise InvalidRequestError("[draft] the executor must have a draft model, got none")
+        return replace(self._drafter.draft(request, self._sequences.is_open), queue_ns=queue_ns)
+
     def check_integrity(self) -> None:
         """Raise AssertionError when sequences and cache disagree."""
         self._sequences.check_integrity()
+        if self._drafter is not None:
+            self._drafter.check_integrity()
 
     def _check_ticket(self, ticket: int) -> None:
         if ticket != self._ticket:

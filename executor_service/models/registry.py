@@ -43,6 +43,11 @@ ALIASES: Final[Mapping[str, PackagedModel]] = {
     )
 }
 
+DRAFT_MODEL: Final = "smollm2-draft"
+
+BUNDLED: Final[Mapping[str, str]] = {DRAFT_MODEL: "smollm2-draft.gguf"}
+"""Files that this package itself carries in its folder `data`, by alias."""
+
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -59,6 +64,11 @@ def alias_path(name: str, environ: Mapping[str, str] | None = None) -> Path:
     return cache_folder(environ) / "models" / name / ALIASES[name].file_name
 
 
+def bundled_path(name: str) -> Path:
+    """Return where this package carries the file of an alias, whether or not it is there."""
+    return Path(__file__).with_name("data") / BUNDLED[name]
+
+
 def locate(
     name: str, model_id: str | None = None, environ: Mapping[str, str] | None = None
 ) -> ModelLocation:
@@ -72,6 +82,11 @@ def locate(
         path = alias_path(name, environ)
         if not path.is_file():
             raise _missing(name)
+        return ModelLocation(path, model_id or name)
+    if name in BUNDLED:
+        path = bundled_path(name)
+        if not path.is_file():
+            raise ModelError(f"[model] {name} must be part of this installation, got no {path}")
         return ModelLocation(path, model_id or name)
     path = expanded(name)
     if path.is_file():
@@ -88,8 +103,8 @@ def locate(
             raise _missing(name)
         return ModelLocation(model_in(snapshot), model_id or name)
     raise ModelError(
-        f"[model] a model must be one of {', '.join(ALIASES)}, a .gguf file, a directory or a "
-        f"repository id such as owner/name, got {name}"
+        f"[model] a model must be one of {', '.join((*ALIASES, *BUNDLED))}, a .gguf file, a "
+        f"directory or a repository id such as owner/name, got {name}"
     )
 
 

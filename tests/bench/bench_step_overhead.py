@@ -36,7 +36,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from executor_service.engine.engine import BLOCK_SIZE
+from executor_service.engine.backends import BLOCK_SIZE
 from executor_service.models.load import load_model
 from executor_service.models.registry import locate
 from isobatch_kernels.dispatch import create_backend

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'isobatch/executor/v1/capabilities.proto\x12\x14isobatch.executor.v1\"b\n\x08SelfTest\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.isobatch.executor.v1.SelfTestState\x12\x11\n\tnum_cases\x18\x02 \x01(\r\x12\x0f\n\x07refused\x18\x03 \x03(\t\"u\n\tBuildInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x13\n\x0bmlx_version\x18\x05 \x01(\t\x12\x13\n\x0bnum_threads\x18\x06 \x01(\r\"q\n\tCostPoint\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x13\n\x0b\x64uration_ns\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\r\x12\x11\n\tmedian_ns\x18\x05 \x01(\x04\"\xb6\x03\n\x11ModelCapabilities\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12-\n\x04role\x18\x02 \x01(\x0e\x32\x1f.isobatch.executor.v1.ModelRole\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\rnumeric_class\x18\x06 \x01(\t\x12\x10\n\x08kv_class\x18\x07 \x01(\t\x12\x16\n\x0eweights_digest\x18\x08 \x01(\t\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x33\n\ncost_curve\x18\x0b \x03(\x0b\x32\x1f.isobatch.executor.v1.CostPoint\x12\x16\n\x0enum_parameters\x18\x0c \x01(\x04\x12\x0e\n\x06source\x18\r \x01(\t\x12;\n\x0eprofile_origin\x18\x0e \x01(\x0e\x32#.isobatch.executor.v1.ProfileOrigin\x12\x1b\n\x13profile_measured_at\x18\x0f \x01(\x04*T\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_TARGET\x10\x01\x12\x14\n\x10MODEL_ROLE_DRAFT\x10\x02*\x88\x01\n\rSelfTestState\x12\x1f\n\x1bSELF_TEST_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SELF_TEST_STATE_RUNNING\x10\x01\x12\x1a\n\x16SELF_TEST_STATE_PASSED\x10\x02\x12\x1d\n\x19SELF_TEST_STATE_FELL_BACK\x10\x03*\x7f\n\rProfileOrigin\x12\x1e\n\x1aPROFILE_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12PROFILE_ORIGIN_OFF\x10\x01\x12\x1b\n\x17PROFILE_ORIGIN_MEASURED\x10\x02\x12\x19\n\x15PROFILE_ORIGIN_STORED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'isobatch/executor/v1/capabilities.proto\x12\x14isobatch.executor.v1\"b\n\x08SelfTest\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.isobatch.executor.v1.SelfTestState\x12\x11\n\tnum_cases\x18\x02 \x01(\r\x12\x0f\n\x07refused\x18\x03 \x03(\t\"u\n\tBuildInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x13\n\x0bmlx_version\x18\x05 \x01(\t\x12\x13\n\x0bnum_threads\x18\x06 \x01(\r\"q\n\tCostPoint\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x13\n\x0b\x64uration_ns\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\r\x12\x11\n\tmedian_ns\x18\x05 \x01(\x04\"\xe8\x03\n\x11ModelCapabilities\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12-\n\x04role\x18\x02 \x01(\x0e\x32\x1f.isobatch.executor.v1.ModelRole\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\rnumeric_class\x18\x06 \x01(\t\x12\x10\n\x08kv_class\x18\x07 \x01(\t\x12\x16\n\x0eweights_digest\x18\x08 \x01(\t\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x33\n\ncost_curve\x18\x0b \x03(\x0b\x32\x1f.isobatch.executor.v1.CostPoint\x12\x16\n\x0enum_parameters\x18\x0c \x01(\x04\x12\x0e\n\x06source\x18\r \x01(\t\x12;\n\x0eprofile_origin\x18\x0e \x01(\x0e\x32#.isobatch.executor.v1.ProfileOrigin\x12\x1b\n\x13profile_measured_at\x18\x0f \x01(\x04\x12\x16\n\x0emax_draft_rows\x18\x19 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x1a \x01(\r*T\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_ROLE_TARGET\x10\x01\x12\x14\n\x10MODEL_ROLE_DRAFT\x10\x02*\x88\x01\n\rSelfTestState\x12\x1f\n\x1bSELF_TEST_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SELF_TEST_STATE_RUNNING\x10\x01\x12\x1a\n\x16SELF_TEST_STATE_PASSED\x10\x02\x12\x1d\n\x19SELF_TEST_STATE_FELL_BACK\x10\x03*\x7f\n\rProfileOrigin\x12\x1e\n\x1aPROFILE_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12PROFILE_ORIGIN_OFF\x10\x01\x12\x1b\n\x17PROFILE_ORIGIN_MEASURED\x10\x02\x12\x19\n\x15PROFILE_ORIGIN_STORED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'isobatch.executor.v1.capabilities_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELROLE']._serialized_start=840
-  _globals['_MODELROLE']._serialized_end=924
-  _globals['_SELFTESTSTATE']._serialized_start=927
-  _globals['_SELFTESTSTATE']._serialized_end=1063
-  _globals['_PROFILEORIGIN']._serialized_start=1065
-  _globals['_PROFILEORIGIN']._serialized_end=1192
+  _globals['_MODELROLE']._serialized_start=890
+  _globals['_MODELROLE']._serialized_end=974
+  _globals['_SELFTESTSTATE']._serialized_start=977
+  _globals['_SELFTESTSTATE']._serialized_end=1113
+  _globals['_PROFILEORIGIN']._serialized_start=1115
+  _globals['_PROFILEORIGIN']._serialized_end=1242
   _globals['_SELFTEST']._serialized_start=65
   _globals['_SELFTEST']._serialized_end=163
   _globals['_BUILDINFO']._serialized_start=165
@@ -44,5 +44,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COSTPOINT']._serialized_start=284
   _globals['_COSTPOINT']._serialized_end=397
   _globals['_MODELCAPABILITIES']._serialized_start=400
-  _globals['_MODELCAPABILITIES']._serialized_end=838
+  _globals['_MODELCAPABILITIES']._serialized_end=888
 # @@protoc_insertion_point(module_scope)

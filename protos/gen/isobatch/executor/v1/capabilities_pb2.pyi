@@ -79,7 +79,7 @@ class CostPoint(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., context_length: _Optional[int] = ..., duration_ns: _Optional[int] = ..., num_rows: _Optional[int] = ..., median_ns: _Optional[int] = ...) -> None: ...
 
 class ModelCapabilities(_message.Message):
-    __slots__ = ("model_id", "role", "architecture", "vocab_size", "context_length", "numeric_class", "kv_class", "weights_digest", "block_size", "num_blocks", "cost_curve", "num_parameters", "source", "profile_origin", "profile_measured_at")
+    __slots__ = ("model_id", "role", "architecture", "vocab_size", "context_length", "numeric_class", "kv_class", "weights_digest", "block_size", "num_blocks", "cost_curve", "num_parameters", "source", "profile_origin", "profile_measured_at", "max_draft_rows", "max_draft_tokens")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,8 @@ class ModelCapabilities(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     PROFILE_MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     role: ModelRole
     architecture: str
@@ -110,4 +112,6 @@ class ModelCapabilities(_message.Message):
     source: str
     profile_origin: ProfileOrigin
     profile_measured_at: int
-    def __init__(self, model_id: _Optional[str] = ..., role: _Optional[_Union[ModelRole, str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., numeric_class: _Optional[str] = ..., kv_class: _Optional[str] = ..., weights_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cost_curve: _Optional[_Iterable[_Union[CostPoint, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., source: _Optional[str] = ..., profile_origin: _Optional[_Union[ProfileOrigin, str]] = ..., profile_measured_at: _Optional[int] = ...) -> None: ...
+    max_draft_rows: int
+    max_draft_tokens: int
+    def __init__(self, model_id: _Optional[str] = ..., role: _Optional[_Union[ModelRole, str]] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., numeric_class: _Optional[str] = ..., kv_class: _Optional[str] = ..., weights_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., cost_curve: _Optional[_Iterable[_Union[CostPoint, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., source: _Optional[str] = ..., profile_origin: _Optional[_Union[ProfileOrigin, str]] = ..., profile_measured_at: _Optional[int] = ..., max_draft_rows: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...

@@ -23,33 +23,34 @@ _sym_db = _symbol_database.Default()
 
 
 from isobatch.executor.v1 import capabilities_pb2 as isobatch_dot_executor_dot_v1_dot_capabilities__pb2
+from isobatch.executor.v1 import drafts_pb2 as isobatch_dot_executor_dot_v1_dot_drafts__pb2
 from isobatch.executor.v1 import provenance_pb2 as isobatch_dot_executor_dot_v1_dot_provenance__pb2
 from isobatch.executor.v1 import token_rows_pb2 as isobatch_dot_executor_dot_v1_dot_token__rows__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+isobatch/executor/v1/executor_service.proto\x12\x14isobatch.executor.v1\x1a\'isobatch/executor/v1/capabilities.proto\x1a%isobatch/executor/v1/provenance.proto\x1a%isobatch/executor/v1/token_rows.proto\"\x18\n\x16GetCapabilitiesRequest\"\xfe\x02\n\x17GetCapabilitiesResponse\x12\x16\n\x0e\x65xecutor_epoch\x18\x01 \x01(\x04\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x37\n\x06models\x18\x03 \x03(\x0b\x32\'.isobatch.executor.v1.ModelCapabilities\x12.\n\x05\x62uild\x18\x04 \x01(\x0b\x32\x1f.isobatch.executor.v1.BuildInfo\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x11\n\tmax_top_k\x18\x07 \x01(\r\x12#\n\x1bsupports_step_output_source\x18\x08 \x01(\x08\x12\x1f\n\x17shared_memory_namespace\x18\t \x01(\t\x12\x11\n\tnum_ranks\x18\n \x01(\r\x12\x31\n\tself_test\x18\x0b \x01(\x0b\x32\x1e.isobatch.executor.v1.SelfTest\"\'\n\x13GetTokenizerRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\xcc\x01\n\x14GetTokenizerResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\x0c\x12\x15\n\rchat_template\x18\x03 \x01(\t\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\radd_bos_token\x18\x06 \x01(\x08\x12\x19\n\x11special_token_ids\x18\x07 \x03(\rB\x0f\n\r_bos_token_id\"\xa7\x02\n\x0eSessionRequest\x12\x33\n\x05start\x18\x01 \x01(\x0b\x32\".isobatch.executor.v1.StartSessionH\x00\x12\x33\n\x04open\x18\x02 \x01(\x0b\x32#.isobatch.executor.v1.OpenSequencesH\x00\x12*\n\x04step\x18\x03 \x01(\x0b\x32\x1a.isobatch.executor.v1.StepH\x00\x12\x39\n\x0c\x66\x65tch_logits\x18\x04 \x01(\x0b\x32!.isobatch.executor.v1.FetchLogitsH\x00\x12\x39\n\x07release\x18\x05 \x01(\x0b\x32&.isobatch.executor.v1.ReleaseSequencesH\x00\x42\t\n\x07message\"\xc3\x02\n\x0fSessionResponse\x12\x37\n\x07started\x18\x01 \x01(\x0b\x32$.isobatch.executor.v1.SessionStartedH\x00\x12\x37\n\x06opened\x18\x02 \x01(\x0b\x32%.isobatch.executor.v1.SequencesOpenedH\x00\x12\x37\n\x0bstep_result\x18\x03 \x01(\x0b\x32 .isobatch.executor.v1.StepResultH\x00\x12=\n\x0elogits_fetched\x18\x04 \x01(\x0b\x32#.isobatch.executor.v1.LogitsFetchedH\x00\x12;\n\x08released\x18\x05 \x01(\x0b\x32\'.isobatch.executor.v1.SequencesReleasedH\x00\x42\t\n\x07message\"H\n\x0cStartSession\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x1f\n\x17shared_memory_namespace\x18\x02 \x01(\t\"a\n\x0eSessionStarted\x12\x16\n\x0e\x65xecutor_epoch\x18\x01 \x01(\x04\x12\x37\n\x0ckv_occupancy\x18\x02 \x01(\x0b\x32!.isobatch.executor.v1.KvOccupancy2\xae\x03\n\x0f\x45xecutorService\x12n\n\x0fGetCapabilities\x12,.isobatch.executor.v1.GetCapabilitiesRequest\x1a-.isobatch.executor.v1.GetCapabilitiesResponse\x12\x65\n\x0cGetTokenizer\x12).isobatch.executor.v1.GetTokenizerRequest\x1a*.isobatch.executor.v1.GetTokenizerResponse\x12Z\n\x07Session\x12$.isobatch.executor.v1.SessionRequest\x1a%.isobatch.executor.v1.SessionResponse(\x01\x30\x01\x12h\n\rGetProvenance\x12*.isobatch.executor.v1.GetProvenanceRequest\x1a+.isobatch.executor.v1.GetProvenanceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+isobatch/executor/v1/executor_service.proto\x12\x14isobatch.executor.v1\x1a\'isobatch/executor/v1/capabilities.proto\x1a!isobatch/executor/v1/drafts.proto\x1a%isobatch/executor/v1/provenance.proto\x1a%isobatch/executor/v1/token_rows.proto\"\x18\n\x16GetCapabilitiesRequest\"\xfe\x02\n\x17GetCapabilitiesResponse\x12\x16\n\x0e\x65xecutor_epoch\x18\x01 \x01(\x04\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x37\n\x06models\x18\x03 \x03(\x0b\x32\'.isobatch.executor.v1.ModelCapabilities\x12.\n\x05\x62uild\x18\x04 \x01(\x0b\x32\x1f.isobatch.executor.v1.BuildInfo\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x11\n\tmax_top_k\x18\x07 \x01(\r\x12#\n\x1bsupports_step_output_source\x18\x08 \x01(\x08\x12\x1f\n\x17shared_memory_namespace\x18\t \x01(\t\x12\x11\n\tnum_ranks\x18\n \x01(\r\x12\x31\n\tself_test\x18\x0b \x01(\x0b\x32\x1e.isobatch.executor.v1.SelfTest\"\'\n\x13GetTokenizerRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\xcc\x01\n\x14GetTokenizerResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\x0c\x12\x15\n\rchat_template\x18\x03 \x01(\t\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\radd_bos_token\x18\x06 \x01(\x08\x12\x19\n\x11special_token_ids\x18\x07 \x03(\rB\x0f\n\r_bos_token_id\"\xdb\x02\n\x0eSessionRequest\x12\x33\n\x05start\x18\x01 \x01(\x0b\x32\".isobatch.executor.v1.StartSessionH\x00\x12\x33\n\x04open\x18\x02 \x01(\x0b\x32#.isobatch.executor.v1.OpenSequencesH\x00\x12*\n\x04step\x18\x03 \x01(\x0b\x32\x1a.isobatch.executor.v1.StepH\x00\x12\x39\n\x0c\x66\x65tch_logits\x18\x04 \x01(\x0b\x32!.isobatch.executor.v1.FetchLogitsH\x00\x12\x39\n\x07release\x18\x05 \x01(\x0b\x32&.isobatch.executor.v1.ReleaseSequencesH\x00\x12\x32\n\x05\x64raft\x18\x14 \x01(\x0b\x32!.isobatch.executor.v1.DraftTokensH\x00\x42\t\n\x07message\"\xfb\x02\n\x0fSessionResponse\x12\x37\n\x07started\x18\x01 \x01(\x0b\x32$.isobatch.executor.v1.SessionStartedH\x00\x12\x37\n\x06opened\x18\x02 \x01(\x0b\x32%.isobatch.executor.v1.SequencesOpenedH\x00\x12\x37\n\x0bstep_result\x18\x03 \x01(\x0b\x32 .isobatch.executor.v1.StepResultH\x00\x12=\n\x0elogits_fetched\x18\x04 \x01(\x0b\x32#.isobatch.executor.v1.LogitsFetchedH\x00\x12;\n\x08released\x18\x05 \x01(\x0b\x32\'.isobatch.executor.v1.SequencesReleasedH\x00\x12\x36\n\x07\x64rafted\x18\x14 \x01(\x0b\x32#.isobatch.executor.v1.TokensDraftedH\x00\x42\t\n\x07message\"H\n\x0cStartSession\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x1f\n\x17shared_memory_namespace\x18\x02 \x01(\t\"a\n\x0eSessionStarted\x12\x16\n\x0e\x65xecutor_epoch\x18\x01 \x01(\x04\x12\x37\n\x0ckv_occupancy\x18\x02 \x01(\x0b\x32!.isobatch.executor.v1.KvOccupancy2\xae\x03\n\x0f\x45xecutorService\x12n\n\x0fGetCapabilities\x12,.isobatch.executor.v1.GetCapabilitiesRequest\x1a-.isobatch.executor.v1.GetCapabilitiesResponse\x12\x65\n\x0cGetTokenizer\x12).isobatch.executor.v1.GetTokenizerRequest\x1a*.isobatch.executor.v1.GetTokenizerResponse\x12Z\n\x07Session\x12$.isobatch.executor.v1.SessionRequest\x1a%.isobatch.executor.v1.SessionResponse(\x01\x30\x01\x12h\n\rGetProvenance\x12*.isobatch.executor.v1.GetProvenanceRequest\x1a+.isobatch.executor.v1.GetProvenanceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'isobatch.executor.v1.executor_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETCAPABILITIESREQUEST']._serialized_start=188
-  _globals['_GETCAPABILITIESREQUEST']._serialized_end=212
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=215
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=597
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=599
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=638
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=641
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=845
-  _globals['_SESSIONREQUEST']._serialized_start=848
-  _globals['_SESSIONREQUEST']._serialized_end=1143
-  _globals['_SESSIONRESPONSE']._serialized_start=1146
-  _globals['_SESSIONRESPONSE']._serialized_end=1469
-  _globals['_STARTSESSION']._serialized_start=1471
-  _globals['_STARTSESSION']._serialized_end=1543
-  _globals['_SESSIONSTARTED']._serialized_start=1545
-  _globals['_SESSIONSTARTED']._serialized_end=1642
-  _globals['_EXECUTORSERVICE']._serialized_start=1645
-  _globals['_EXECUTORSERVICE']._serialized_end=2075
+  _globals['_GETCAPABILITIESREQUEST']._serialized_start=223
+  _globals['_GETCAPABILITIESREQUEST']._serialized_end=247
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=250
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=632
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=634
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=673
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=676
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=880
+  _globals['_SESSIONREQUEST']._serialized_start=883
+  _globals['_SESSIONREQUEST']._serialized_end=1230
+  _globals['_SESSIONRESPONSE']._serialized_start=1233
+  _globals['_SESSIONRESPONSE']._serialized_end=1612
+  _globals['_STARTSESSION']._serialized_start=1614
+  _globals['_STARTSESSION']._serialized_end=1686
+  _globals['_SESSIONSTARTED']._serialized_start=1688
+  _globals['_SESSIONSTARTED']._serialized_end=1785
+  _globals['_EXECUTORSERVICE']._serialized_start=1788
+  _globals['_EXECUTORSERVICE']._serialized_end=2218
 # @@protoc_insertion_point(module_scope)

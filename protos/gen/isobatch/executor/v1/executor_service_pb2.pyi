@@ -1,4 +1,5 @@
 from isobatch.executor.v1 import capabilities_pb2 as _capabilities_pb2
+from isobatch.executor.v1 import drafts_pb2 as _drafts_pb2
 from isobatch.executor.v1 import provenance_pb2 as _provenance_pb2
 from isobatch.executor.v1 import token_rows_pb2 as _token_rows_pb2
 from google.protobuf.internal import containers as _containers
@@ -64,32 +65,36 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., add_bos_token: _Optional[bool] = ..., special_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("start", "open", "step", "fetch_logits", "release")
+    __slots__ = ("start", "open", "step", "fetch_logits", "release", "draft")
     START_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FETCH_LOGITS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     start: StartSession
     open: _token_rows_pb2.OpenSequences
     step: _token_rows_pb2.Step
     fetch_logits: _token_rows_pb2.FetchLogits
     release: _token_rows_pb2.ReleaseSequences
-    def __init__(self, start: _Optional[_Union[StartSession, _Mapping]] = ..., open: _Optional[_Union[_token_rows_pb2.OpenSequences, _Mapping]] = ..., step: _Optional[_Union[_token_rows_pb2.Step, _Mapping]] = ..., fetch_logits: _Optional[_Union[_token_rows_pb2.FetchLogits, _Mapping]] = ..., release: _Optional[_Union[_token_rows_pb2.ReleaseSequences, _Mapping]] = ...) -> None: ...
+    draft: _drafts_pb2.DraftTokens
+    def __init__(self, start: _Optional[_Union[StartSession, _Mapping]] = ..., open: _Optional[_Union[_token_rows_pb2.OpenSequences, _Mapping]] = ..., step: _Optional[_Union[_token_rows_pb2.Step, _Mapping]] = ..., fetch_logits: _Optional[_Union[_token_rows_pb2.FetchLogits, _Mapping]] = ..., release: _Optional[_Union[_token_rows_pb2.ReleaseSequences, _Mapping]] = ..., draft: _Optional[_Union[_drafts_pb2.DraftTokens, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("started", "opened", "step_result", "logits_fetched", "released")
+    __slots__ = ("started", "opened", "step_result", "logits_fetched", "released", "drafted")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     STEP_RESULT_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FETCHED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     started: SessionStarted
     opened: _token_rows_pb2.SequencesOpened
     step_result: _token_rows_pb2.StepResult
     logits_fetched: _token_rows_pb2.LogitsFetched
     released: _token_rows_pb2.SequencesReleased
-    def __init__(self, started: _Optional[_Union[SessionStarted, _Mapping]] = ..., opened: _Optional[_Union[_token_rows_pb2.SequencesOpened, _Mapping]] = ..., step_result: _Optional[_Union[_token_rows_pb2.StepResult, _Mapping]] = ..., logits_fetched: _Optional[_Union[_token_rows_pb2.LogitsFetched, _Mapping]] = ..., released: _Optional[_Union[_token_rows_pb2.SequencesReleased, _Mapping]] = ...) -> None: ...
+    drafted: _drafts_pb2.TokensDrafted
+    def __init__(self, started: _Optional[_Union[SessionStarted, _Mapping]] = ..., opened: _Optional[_Union[_token_rows_pb2.SequencesOpened, _Mapping]] = ..., step_result: _Optional[_Union[_token_rows_pb2.StepResult, _Mapping]] = ..., logits_fetched: _Optional[_Union[_token_rows_pb2.LogitsFetched, _Mapping]] = ..., released: _Optional[_Union[_token_rows_pb2.SequencesReleased, _Mapping]] = ..., drafted: _Optional[_Union[_drafts_pb2.TokensDrafted, _Mapping]] = ...) -> None: ...
 
 class StartSession(_message.Message):
     __slots__ = ("scheduler_epoch", "shared_memory_namespace")
