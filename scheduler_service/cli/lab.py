@@ -107,9 +107,18 @@ async def _run(
         plans = article.Plans(plan, frozenset(slow))
         speeds = await article.speed(benches, plans, output.note)
         switch = await article.switch(benches, plans, speeds, output.note)
-        divergences = await article.divergence(benches, encoded, plans, output.note)
-        cases = await article.verify_case(benches, plans, output.note)
-        acceptances = await acceptance(benches, encoded, plans, output.note)
+        at_once = description.capabilities.device.startswith(("cuda ", "metal "))
+        divergences = await article.by_policy(
+            benches,
+            lambda each: article.divergence(each, encoded, plans, output.note),
+            at_once=at_once,
+        )
+        cases = await article.by_policy(
+            benches, lambda each: article.verify_case(each, plans, output.note), at_once=at_once
+        )
+        acceptances = await article.by_policy(
+            benches, lambda each: acceptance(each, encoded, plans, output.note), at_once=at_once
+        )
     capabilities = description.capabilities
     return Report(
         model=capabilities.model.model_id,

@@ -6,10 +6,11 @@ time. One executor for each policy of `POLICIES` stays up, and rounds interleave
 
 from __future__ import annotations
 
+import asyncio
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from scheduler_service.lab.bench_executor import BenchExecutor, Outcome, Row
 
@@ -28,6 +29,7 @@ _SWITCH_STEPS: Final = 6
 
 Bench = Mapping[str, BenchExecutor]
 Progress = Callable[[str], None]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,19 @@ class VerifyCase:
 def _prompt(bench: BenchExecutor, seed: int, count: int) -> tuple[int, ...]:
     """Ids spread over the vocabulary; which they are does not matter to speed."""
     return tuple((7919 * (seed + 1) + 104729 * i) % bench.vocab_size for i in range(count))
+
+
+async def by_policy(
+    benches: Bench, experiment: Callable[[Bench], Awaitable[list[Found]]], *, at_once: bool
+) -> list[Found]:
+    """Run an experiment under each policy; `at_once` where executors do not share the cores.
+
+    What is counted is the same either way. Steps on a GPU wait for the host, so there five
+    executors take little longer than one.
+    """
+    runs = (experiment({policy: bench}) for policy, bench in benches.items())
+    each = await asyncio.gather(*runs) if at_once else [await run for run in runs]
+    return [one for found in each for one in found]
 
 
 async def start_sequence(bench: BenchExecutor, tokens: Sequence[int]) -> tuple[int, Outcome]:

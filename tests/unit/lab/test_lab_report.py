@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -19,6 +20,7 @@ from scheduler_service.lab.article import (
     Switch,
     TopTwo,
     VerifyCase,
+    by_policy,
     compare,
     is_slow,
     pays_from,
@@ -120,6 +122,23 @@ def test_the_page_is_whole_and_escaped() -> None:
     ElementTree.fromstring(
         page.removeprefix("<!doctype html>").replace('<meta charset="utf-8">', "")
     )
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_an_experiment_runs_under_each_policy_in_order(at_once: bool) -> None:
+    running = most = 0
+
+    async def experiment(benches: Any) -> list[str]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return list(benches)
+
+    benches: Any = {"gemv": None, "exact": None}
+    assert await by_policy(benches, experiment, at_once=at_once) == ["gemv", "exact"]
+    assert most == (2 if at_once else 1)
 
 
 def test_a_slow_policy_gets_a_smaller_plan_of_the_same_rows() -> None:
