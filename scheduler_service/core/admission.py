@@ -181,7 +181,7 @@ def next_deadline(state: SchedulerState) -> float | None:
 def _set_paused(state: SchedulerState, request_id: RequestId, *, is_paused: bool) -> None:
     request = state.requests.get(request_id)
     if request is not None:
-        request.is_paused = is_paused
+        state.waiting.set_paused(request, is_paused=is_paused)
 
 
 def _end(

@@ -24,6 +24,10 @@ PROMPT_SHARE: Final = 0.4
 measured: keys and values are read once for many tokens. A CPU had 0.28 to 0.42."""
 
 
+MAX_TABLE: Final = 4096
+"""Up to so many tokens a step's cost is looked up; beyond, it is interpolated when asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostPoint:
     """One measured step of equal rows.
@@ -49,7 +53,7 @@ class CostPoint:
 class _Line:
     """A non-falling function of the number of tokens, linear between points, 0 at 0 tokens."""
 
-    __slots__ = ("_slope", "seconds", "tokens")
+    __slots__ = ("_num_known", "_slope", "_table", "seconds", "tokens")
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         self.tokens: list[int] = []
@@ -70,11 +74,20 @@ class _Line:
             self._slope = (self.seconds[-1] - self.seconds[first]) / width
         elif self.tokens:
             self._slope = self.seconds[0] / self.tokens[0]
+        # Asked for many times in each step.
+        most = min(self.tokens[-1], MAX_TABLE) if self.tokens else 0
+        self._table = [self._between(num_tokens) for num_tokens in range(most + 1)]
+        self._num_known = len(self._table)
 
     def __bool__(self) -> bool:
         return bool(self.tokens)
 
     def at(self, num_tokens: int) -> float:
+        if num_tokens < self._num_known:
+            return self._table[num_tokens] if num_tokens > 0 else 0.0
+        return self._between(num_tokens)
+
+    def _between(self, num_tokens: int) -> float:
         if num_tokens <= 0 or not self.tokens:
             return 0.0
         index = bisect.bisect_left(self.tokens, num_tokens)
@@ -92,7 +105,14 @@ class _Line:
 class CostCurve:
     """Expected seconds of steps. Empty where nothing was measured; then all costs are 0."""
 
-    __slots__ = ("_decode", "_decode_position", "_prompt", "_prompt_position", "points")
+    __slots__ = (
+        "_decode",
+        "_decode_position",
+        "_efficient",
+        "_prompt",
+        "_prompt_position",
+        "points",
+    )
 
     def __init__(self, points: Iterable[CostPoint] = ()) -> None:
         """Fit the points; those that make no sense are left out."""
@@ -115,6 +135,8 @@ class CostCurve:
         self._prompt_position = (
             _position_seconds(longer, self._prompt) or PROMPT_SHARE * self._decode_position
         )
+
+        self._efficient: dict[float, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._decode)
@@ -155,6 +177,39 @@ class CostCurve:
         together = max(decode, self._prompt.at(num_tokens) + logits)
         return together + attention + num_prompt_positions * self._prompt_position
 
+    def num_fitting(
+        self,
+        step: tuple[int, int, int, int],
+        start: int,
+        most: int,
+        seconds: float,
+    ) -> int:
+        """Return how many of `most` more tokens of a prompt fit in a step of so many seconds.
+
+        Args:
+            step: The arguments of `step_seconds` for the step without them.
+            start: Cached positions before their row.
+            most: At least 1.
+            seconds: What the step may take.
+        """
+        num_decode_rows, num_tokens, num_positions, num_prompt_positions = step
+        decode, at = self._decode.at(num_decode_rows), self._prompt.at
+        logits = max(0.0, decode - at(num_decode_rows))
+        attention, position = num_positions * self._decode_position, self._prompt_position
+        # The first probe is for all of them, which often fit; then the range is halved.
+        low, high, middle = 0, most, most
+        while low < high:
+            # In the order of `step_seconds`, so that both round alike.
+            alone = at(num_tokens + middle) + logits
+            cost = alone if alone > decode else decode
+            cost = cost + attention + (num_prompt_positions + middle * start) * position
+            if cost <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+            middle = (low + high + 1) // 2
+        return low
+
     def marginal_seconds(self, num_decode_rows: int, num_positions: int = 0) -> float:
         """Return what one more decode row adds, behind a context of its own of that length."""
         more = self._decode.at(num_decode_rows + 1) - self._decode.at(num_decode_rows)
@@ -165,6 +220,11 @@ class CostCurve:
 
         0 where nothing was measured.
         """
+        if share not in self._efficient:
+            self._efficient[share] = self._efficient_prompt_tokens(share)
+        return self._efficient[share]
+
+    def _efficient_prompt_tokens(self, share: float) -> int:
         line = self._prompt
         rates = [
             tokens / seconds for tokens, seconds in zip(line.tokens, line.seconds, strict=True)

@@ -48,4 +48,5 @@ class FairShare:
 
     def charge(self, client_id: str, num_tokens: int) -> None:
         """Count tokens that a client was served."""
-        self._served[client_id] = self.served(client_id) + num_tokens
+        served = self._served
+        served[client_id] = served.get(client_id, self._last) + num_tokens

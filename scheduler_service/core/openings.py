@@ -63,9 +63,10 @@ class Admissions:
         """Start from the running requests, or these of them, and what is left for them."""
         self._block_size = state.limits.block_size
         self._lengths = state.output_lengths
-        counted = list(state.running.values() if running is None else running)
-        self._needs = [self._need(request) for request in counted]
-        self._num_blocks = blocks.num_spare + sum(map(self._num_own_blocks, counted))
+        self._counted = list(state.running.values() if running is None else running)
+        self._num_spare = blocks.num_spare
+        self._needs: list[tuple[int, int]] | None = None
+        self._num_blocks = 0
 
     def _num_own_blocks(self, request: Request) -> int:
         """Return the blocks that the request computed itself."""
@@ -82,6 +83,10 @@ class Admissions:
 
     def admit(self, request: Request) -> bool:
         """Count a waiting request as running and return True, if it fits."""
+        if self._needs is None:
+            # Most steps ask for nobody.
+            self._needs = [self._need(each) for each in self._counted]
+            self._num_blocks = self._num_spare + sum(map(self._num_own_blocks, self._counted))
         num_more, length = self._need(request)
         if self._needs:
             needs = [*self._needs, (num_more, length)]
@@ -107,10 +112,10 @@ def openings(state: SchedulerState, now: float) -> tuple[SequenceOpening, ...]:
     if num_slots <= 0 or not len(state.waiting) or state.in_flight is not None:
         return ()
     leaders = PrefixLeaders(state)
-    admissions = Admissions(state, block_budget(state))
     candidates = _next(state, min(num_slots, MAX_LOOKAHEAD), leaders, now)
-    if not candidates:
+    if all(request.is_opened for request in candidates):
         return ()
+    admissions = Admissions(state, block_budget(state))
     found: list[Request] = []
     if admissions.admit(candidates[0]):
         shares = share_step(state, candidates).num_tokens

@@ -109,8 +109,14 @@ def _rows_of_running(
     # Where all rows certainly fit, which is nearly always, nobody asks who is worth keeping.
     most = sum(shares.values()) // state.limits.block_size + len(shares)
     is_tight = most > blocks.num_spare
-    order = keep_order(state) if is_tight else list(state.running.values())
     rows: list[TokenRow] = []
+    if not is_tight:
+        for request in state.running.values():
+            if share := shares.get(request.request_id, 0):
+                blocks.grow(request.num_computed_tokens, share, request.num_held_tokens)
+                rows.append(_row(request, share))
+        return rows
+    order = keep_order(state)
     index = 0
     while index < len(order):
         request = order[index]

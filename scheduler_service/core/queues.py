@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Final, TypeAlias
@@ -18,6 +19,9 @@ from scheduler_service.core.request import (
 
 _SLACK = 64
 _OVERDUE: Final = -1
+
+# Of the time in which a request rises: so much earlier its order is made anew.
+_EARLY: Final = 1e-6
 
 _Key: TypeAlias = tuple[int, bool, float, SequenceId]
 
@@ -35,6 +39,45 @@ class _Flow:
         self.last_admission = float("-inf")
 
 
+_Head: TypeAlias = tuple[_Key, _Flow, int, Request, "Iterator[Request] | None"]
+"""A flow in a heap: its key, tokens before it, its next request and those behind that."""
+
+
+class _Order:
+    """An order of admission, made as far as somebody asks, and kept while it holds.
+
+    Attributes:
+        aging_seconds: By which it was made.
+        since: Monotonic time for which it was made, in seconds.
+        until: Until then nobody of it rises.
+    """
+
+    __slots__ = ("_known", "_rest", "aging_seconds", "since", "until")
+
+    def __init__(
+        self, rest: Iterator[Request], aging_seconds: float, since: float, until: float
+    ) -> None:
+        self._rest = rest
+        self._known: list[Request] = []
+        self.aging_seconds = aging_seconds
+        self.since = since
+        self.until = until
+
+    def __deepcopy__(self, memo: object) -> None:
+        """A copy of a queue makes an order of its own."""
+
+    def __iter__(self) -> Iterator[Request]:
+        index = 0
+        while True:
+            if index == len(self._known):
+                following = next(self._rest, None)
+                if following is None:
+                    return
+                self._known.append(following)
+            yield self._known[index]
+            index += 1
+
+
 class WaitingQueue:
     """Requests without cached state.
 
@@ -49,10 +92,18 @@ class WaitingQueue:
       in its class (see `fairness`), then arrival.
 
     A paused request is passed over. Costs: `push` and `remove` O(flow); `ordered` O(flows), and
-    O(log flows) for each request.
+    O(log flows) for each request, once until the order changes; nothing more when asked again.
     """
 
-    __slots__ = ("_counts", "_flows", "_requests", "_shares", "aging_seconds", "num_tokens")
+    __slots__ = (
+        "_counts",
+        "_flows",
+        "_order",
+        "_requests",
+        "_shares",
+        "aging_seconds",
+        "num_tokens",
+    )
 
     def __init__(self, aging_seconds: float) -> None:
         """Let a head rise by one class each `aging_seconds`."""
@@ -64,6 +115,7 @@ class WaitingQueue:
         self._shares = [FairShare() for _ in Priority]
         self._flows: dict[tuple[str, int], _Flow] = {}
         self._requests: dict[RequestId, Request] = {}
+        self._order: _Order | None = None
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -77,6 +129,7 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Take in a new request or a preempted one, at its place by arrival in its flow."""
+        self._order = None
         client_id, priority = request.client_id, int(request.priority)
         flow = self._flows.get((client_id, priority))
         if flow is None:
@@ -90,6 +143,7 @@ class WaitingQueue:
 
     def remove(self, request_id: RequestId) -> None:
         """Take a request out, wherever it is."""
+        self._order = None
         request = self._requests.pop(request_id)
         flow = self._flow_of(request)
         del flow.requests[bisect_left(flow.requests, request.sequence_id, key=_arrival)]
@@ -114,7 +168,15 @@ class WaitingQueue:
 
     def charge_output(self, request: Request) -> None:
         """Count a generated token to the request's client."""
-        self._shares[request.priority].charge(request.client_id, OUTPUT_WEIGHT)
+        priority = int(request.priority)
+        self._shares[priority].charge(request.client_id, OUTPUT_WEIGHT)
+        if self._order is not None and (request.client_id, priority) in self._flows:
+            self._order = None
+
+    def set_paused(self, request: Request, *, is_paused: bool) -> None:
+        """Pause or resume a request, whether it waits or runs."""
+        request.is_paused = is_paused
+        self._order = None
 
     def head(self, now: float) -> Request | None:
         """Return the request to admit next, or None."""
@@ -125,6 +187,23 @@ class WaitingQueue:
 
         Requests that were yielded may be taken out meanwhile.
         """
+        order = self._order
+        if (
+            order is None
+            or not order.since <= now < order.until
+            or order.aging_seconds != self.aging_seconds
+        ):
+            heads, until = self._heads(now)
+            rest = self._from(heads, now)
+            order = self._order = _Order(rest, self.aging_seconds, now, until)
+        return iter(order)
+
+    def ordered_anew(self, now: float) -> Iterator[Request]:
+        """Iterate in the same order without what is kept of it, to check that."""
+        return self._from(self._heads(now)[0], now)
+
+    def _heads(self, now: float) -> tuple[list[_Head], float]:
+        """Return the flows' heads, not in order, and a time until which none of them rises."""
         floors: dict[int, int] = {}
         served_of = []
         for flow in self._flows.values():
@@ -132,7 +211,8 @@ class WaitingQueue:
             served_of.append(served)
             if served < floors.get(flow.priority, served + 1):
                 floors[flow.priority] = served
-        heap: list[tuple[_Key, _Flow, int, Request, Iterator[Request] | None]] = []
+        heads: list[_Head] = []
+        until = math.inf
         for flow, served in zip(self._flows.values(), served_of, strict=True):
             head = flow.requests[0]
             if head.is_paused:
@@ -142,7 +222,15 @@ class WaitingQueue:
                 head = active[0]
             lead = served - floors[flow.priority]
             key = self._key(head, flow.priority, flow.last_admission, lead, now)
-            heap.append((key, flow, lead, head, None))
+            heads.append((key, flow, lead, head, None))
+            if key[0] != _OVERDUE:
+                since = max(head.waiting_since, flow.last_admission)
+                num_risen = flow.priority - key[0]
+                # A little early, whatever a division rounds to.
+                until = min(until, since + (num_risen + 1 - _EARLY) * self.aging_seconds)
+        return heads, until
+
+    def _from(self, heap: list[_Head], now: float) -> Iterator[Request]:
         heapq.heapify(heap)
         while heap:
             _, flow, lead, request, rest = heap[0]

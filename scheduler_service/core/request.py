@@ -175,12 +175,14 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Known tokens that are not computed yet."""
-        return self.num_tokens - self.num_computed_tokens
+        known = len(self.prompt_token_ids) + len(self.output_token_ids)
+        return known - self.num_computed_tokens
 
     @property
     def num_held_tokens(self) -> int:
         """Positions that it holds blocks for."""
-        return max(self.num_computed_tokens, self.num_granted_tokens)
+        computed, granted = self.num_computed_tokens, self.num_granted_tokens
+        return computed if computed > granted else granted
 
     def token(self, position: int) -> int:
         """Return the known token at an absolute position."""
@@ -192,6 +194,8 @@ class Request:
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens at positions [start, stop)."""
         split = len(self.prompt_token_ids)
+        if stop <= split:
+            return self.prompt_token_ids[start:stop]
         output = self.output_token_ids[max(start - split, 0) : max(stop - split, 0)]
         return self.prompt_token_ids[start:stop] + tuple(output)
 
@@ -201,6 +205,8 @@ class Request:
         Raises:
             InvalidTransitionError: The table does not hold (status, input).
         """
+        if given is RequestInput.ADVANCE and self.status is RequestStatus.RUNNING:
+            return  # as in the table, for each token
         following = TRANSITIONS.get((self.status, given))
         if following is None:
             raise InvalidTransitionError(

@@ -146,8 +146,12 @@ class SchedulerState:
     def num_blocks_held(self) -> int:
         """Return the blocks that are held, each sequence counted as if it shared none."""
         size = self.limits.block_size
-        held = sum(blocks_for(r.num_held_tokens, size) for r in self.running.values())
-        return held + sum(blocks_for(request.num_computed_tokens, size) for request in self.waiting)
+        held = sum([blocks_for(r.num_held_tokens, size) for r in self.running.values()])
+        return held + sum(
+            blocks_for(each.num_computed_tokens, size)
+            for each in self.waiting
+            if each.num_computed_tokens
+        )
 
     def _num_own_blocks(self) -> int:
         """Return the blocks that running requests computed themselves, which nobody else did."""
@@ -171,6 +175,8 @@ class SchedulerState:
         ids = {request.sequence_id for request in known.values()}
         _check(len(ids) == len(known), "sequence ids are unique", ids)
         ordered = list(self.waiting.ordered(self.now))
+        anew = list(self.waiting.ordered_anew(self.now))
+        _check(ordered == anew, "the kept order of admission holds", ordered)
         _check(
             {each.request_id for each in ordered}
             == {each.request_id for each in waiting if not each.is_paused},

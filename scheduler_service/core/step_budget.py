@@ -102,16 +102,13 @@ class StepLoad:
 
     def num_fitting(self, start: int, most: int, seconds: float) -> int:
         """Return how many of `most` tokens of a row at `start` fit in so many seconds."""
-        if self.seconds(most, start) <= seconds:
-            return most
-        low, high = 0, most - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.seconds(middle, start) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        step = (
+            self.num_decode_rows,
+            self.num_decode_rows + self.num_prompt_tokens,
+            self.num_positions,
+            self.num_prompt_positions,
+        )
+        return self.curve.num_fitting(step, start, most, seconds)
 
 
 def step_bound(state: SchedulerState, load: StepLoad) -> float:
@@ -193,7 +190,8 @@ class _Sharing:
             self._add(kept, 1)
         others = [each for each in (*prompts, *candidates) if each is not first]
         behind = set(map(id, candidates[1:]))
-        shorter = [e for e in others if e.num_uncomputed_tokens < first.num_uncomputed_tokens]
+        length = first.num_uncomputed_tokens
+        shorter = [each for each in others if each.num_uncomputed_tokens < length]
         shorter.sort(key=_by_class_and_length)
         if shorter:
             half = alone + (self.bound - alone) / 2

@@ -50,9 +50,10 @@ def runs(
         started = time.perf_counter()
         outcome = Simulation(policy.make(machine), executor, seed).run(workload)
         outcomes[policy.name] = outcome
+        took = time.perf_counter() - started
         print(
-            f"  {policy.name}: {outcome.seconds:,.0f} s in {time.perf_counter() - started:.1f} s, "
-            f"{outcome.num_steps:,} steps",
+            f"  {policy.name}: {outcome.seconds:,.0f} s in {took:.1f} s, {outcome.num_steps:,} "
+            f"steps of {took / outcome.num_steps * 1e6:.0f} us",
             file=sys.stderr,
         )
     return outcomes

@@ -17,6 +17,9 @@ from scheduler_service.core import (
 from tests.bench.simulation.machine import Machine
 from tests.bench.simulation.prefix_store import PrefixStore
 
+# Simulated tokens are bytes.
+_SAMPLED = tuple(map(SampledRow, range(256)))
+
 Outputs: TypeAlias = Mapping[RequestId, tuple[Sequence[int], int]]
 
 
@@ -55,10 +58,10 @@ class SimulatedExecutor:
         self.store.release(batch.released_sequence_ids)
         if not self.store.grow({row.sequence_id: row.token_ids for row in batch.rows}):
             return StepAnswer(0.0, None, self.store.counts())
-        self.num_computed_tokens += batch.num_tokens
         sampled = {}
         for row in batch.rows:
+            self.num_computed_tokens += len(row.token_ids)
             for wanted in row.wanted:
                 tokens, length = outputs[row.request_id]
-                sampled[row.request_id] = SampledRow(tokens[wanted.drawn_position - length])
+                sampled[row.request_id] = _SAMPLED[tokens[wanted.drawn_position - length]]
         return StepAnswer(self._machine.step_seconds(batch), sampled, self.store.counts())

@@ -54,4 +54,4 @@ class Machine:
 
     def step_seconds(self, batch: TokenRowBatch) -> float:
         """Return the time of a batch."""
-        return self.seconds((len(row.token_ids), row.start_position) for row in batch.rows)
+        return self.seconds([(len(row.token_ids), row.start_position) for row in batch.rows])

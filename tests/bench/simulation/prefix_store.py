@@ -84,18 +84,25 @@ class PrefixStore:
 
     def grow(self, rows: Mapping[SequenceId, Sequence[int]]) -> bool:
         """Add tokens to sequences, all of them or, for want of blocks, none."""
+        size, sequences = self._size, self._sequences
         needed = 0
         for name, tokens in rows.items():
-            held = len(self._sequences[name].tail)
-            needed += -(-(held + len(tokens)) // self._size) - (held > 0)
-        counts = self.counts()
-        if needed > counts.free + counts.evictable:
-            return False
-        for _ in range(needed - counts.free):
-            key, _ = self._idle.popitem(last=False)
-            del self._holders[key]
+            held = len(sequences[name].tail)
+            needed += (held + len(tokens) + size - 1) // size - (held > 0)
+        if needed:
+            counts = self.counts()
+            if needed > counts.free + counts.evictable:
+                return False
+            for _ in range(needed - counts.free):
+                key, _ = self._idle.popitem(last=False)
+                del self._holders[key]
         for name, tokens in rows.items():
-            self._append(self._sequences[name], tokens)
+            sequence = sequences[name]
+            if sequence.tail and len(sequence.tail) + len(tokens) < size:
+                # Most rows: a token more in a block that is not full.
+                sequence.tail.extend(tokens)
+            else:
+                self._append(sequence, tokens)
         return True
 
     def _append(self, sequence: _Sequence, tokens: Sequence[int]) -> None:

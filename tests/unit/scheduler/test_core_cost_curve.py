@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.core import NO_CURVE, CostCurve, CostPoint
+from scheduler_service.core.cost_curve import MAX_TABLE
 
 DECODE = [(1, 4.0), (2, 5.0), (4, 6.0), (8, 12.0)]
 PROMPT = [(16, 10.0), (64, 22.0), (128, 38.0)]
@@ -102,3 +103,30 @@ def test_more_never_costs_less(
     assert curve.step_seconds(rows, rows + tokens, positions + step, positions + step) >= least
     assert curve.step_seconds(rows + more, rows + more) >= curve.step_seconds(rows, rows)
     assert curve.marginal_seconds(rows) >= 0
+
+
+def test_what_fits_is_what_step_seconds_says() -> None:
+    """The most tokens whose step is within the time, for any step they are added to."""
+    curve = _curve((CostPoint(8, 8, 100, 16.0), CostPoint(1, 64, 100, 25.0)))
+    for step in ((0, 0, 0, 0), (3, 3, 500, 0), (8, 40, 4000, 3000), (64, 700, 0, 10)):
+        for start in (0, 900):
+            whole = curve.step_seconds(step[0], step[1] + 600, step[2], step[3] + 600 * start)
+            for seconds in (0.0, whole / 7, whole / 2, whole):
+                fitting = [
+                    more
+                    for more in range(1, 601)
+                    if curve.step_seconds(step[0], step[1] + more, step[2], step[3] + more * start)
+                    <= seconds
+                ]
+                most = max(fitting, default=0)
+                assert curve.num_fitting(step, start, 600, seconds) == most
+                assert curve.num_fitting(step, start, 50, seconds) == min(50, most)
+
+
+def test_costs_beyond_the_table_go_on() -> None:
+    """A curve is looked up as far as its points reach, and interpolated where they reach far."""
+    curve = CostCurve((CostPoint(1, 1, 0, 0.001), CostPoint(1, 2 * MAX_TABLE, 0, 1.001)))
+    width = 2 * MAX_TABLE - 1
+    for num_tokens in (1, MAX_TABLE - 1, MAX_TABLE, MAX_TABLE + 1, 2 * MAX_TABLE, 3 * MAX_TABLE):
+        expected = 0.001 + (num_tokens - 1) / width
+        assert curve.step_seconds(0, num_tokens) == pytest.approx(expected)

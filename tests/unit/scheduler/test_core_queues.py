@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
-from scheduler_service.core import Priority, RequestId, RequestStatus, SequenceId
+from scheduler_service.core import Priority, Request, RequestId, RequestStatus, SequenceId
 from scheduler_service.core.fairness import MAX_CLIENTS
 from scheduler_service.core.queues import DeadlineQueue, WaitingQueue
 from tests.support.core_scenarios import make_request
-
-if TYPE_CHECKING:
-    from scheduler_service.core import Request
 
 I, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH  # noqa: E741
 
@@ -156,7 +153,7 @@ def test_paused_requests_are_passed_over() -> None:
     """They stay in the queue and hold nobody up."""
     a, b = make_request("a"), make_request("b")
     queue = _queue(a, b)
-    a.is_paused = True
+    queue.set_paused(a, is_paused=True)
     assert _order(queue) == "b"
     assert len(queue) == 2
 
@@ -230,3 +227,40 @@ def test_entries_of_ended_requests_stay_bounded() -> None:
         request.sequence_id = SequenceId(number)
         queue.push(request, {request.request_id: request})
     assert len(queue) < 100
+
+
+def test_the_kept_order_is_the_one_made_anew() -> None:
+    """Whatever happens between two questions: time, arrivals, ends, pauses, tokens, ageing."""
+    source = random.Random(5)
+    queue, now = _queue(aging_seconds=3.0), 0.0
+    waiting: list[Request] = []
+    running: list[Request] = []
+    asked = 0
+    for number in range(1, 3000):
+        now += source.choice((0.0, 0.01, 0.5, 2.0))
+        what = source.random()
+        if what < 0.3 or not waiting:
+            request = make_request(
+                str(number), priority=source.choice(list(Priority)), client=source.choice("abcde")
+            )
+            request.sequence_id = SequenceId(number)
+            request.waiting_since = now - source.choice((0.0, 1.0))
+            queue.push(request)
+            waiting.append(request)
+        elif what < 0.45:
+            request = waiting.pop(source.randrange(len(waiting)))
+            queue.admit(request, now)
+            running.append(request)
+        elif what < 0.55:
+            queue.remove(waiting.pop(source.randrange(len(waiting))).request_id)
+        elif what < 0.6:
+            queue.set_paused(source.choice(waiting), is_paused=source.random() < 0.5)
+        elif what < 0.7 and running:
+            queue.charge_output(source.choice(running))
+        elif what < 0.72:
+            queue.aging_seconds = source.choice((2.0, 3.0))
+        if source.random() < 0.3:
+            queue.head(now)
+        asked += 1
+        assert list(queue.ordered(now)) == list(queue.ordered_anew(now))
+    assert asked > 2000
