@@ -13,6 +13,7 @@ FOLDERS = (
     "scripts",
     "tests",
     "deploy",
+    "training",
 )
 SUFFIXES = {"", ".cpp", ".cu", ".h", ".metal", ".proto", ".py", ".sh", ".toml"}
 MOST_LINES = 400
