@@ -6,6 +6,7 @@ salt: the first one computes it and the others find it in the prefix cache.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -14,11 +15,17 @@ from scheduler_service.streams import Delta, TokenStream
 
 MAX_SAMPLES = 16
 _SEED_MODULUS = 2**64
+_LIKE_A_SAMPLE = re.compile(r"#[0-9]+\Z")
 
 
 def sample_id(request_id: RequestId, index: int) -> RequestId:
-    """Return the id of a sample's request: the call's own for the first."""
-    return RequestId(f"{request_id}#{index}") if index else request_id
+    """Return the id of a sample's request: the call's own for the first, else with `#` and index.
+
+    No two (call, index) have the same: a call whose own id ends in `#` and a number gets `#0`.
+    """
+    if index or _LIKE_A_SAMPLE.search(request_id):
+        return RequestId(f"{request_id}#{index}")
+    return request_id
 
 
 def sample_params(params: SamplingParams, index: int) -> SamplingParams:

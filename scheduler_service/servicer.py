@@ -78,7 +78,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             self._trace_refused(context, arrival, model, error)
             raise
         live = streams[0].request
-        logs.bind(request_id=live.request_id)
+        logs.bind(request_id=live.public_id)
         if self._log_prompts:
             text = model.tokenizer.decode(live.prompt_token_ids)
             _LOG.info("request_accepted", prompt=text)

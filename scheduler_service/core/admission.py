@@ -26,7 +26,8 @@ def submit(state: SchedulerState, *requests: Request) -> None:
 
     Raises:
         InvalidParameterError: A prompt is empty or a `max_tokens` is below 1.
-        DuplicateRequestError: A live request or another one of these has the same id.
+        DuplicateRequestError: A live request or another one of these has the same id, or a live
+            one belongs to a call of the same id.
         PromptTooLongError: Prompt and one token exceed the context or the whole pool.
         QueueFullError: With them more than `max_num_waiting` requests or `max_waiting_tokens`
             tokens would wait; a first request waits whatever its length.
@@ -36,8 +37,9 @@ def submit(state: SchedulerState, *requests: Request) -> None:
     for request in requests:
         _check(state, request)
         if request.request_id in names:
-            raise DuplicateRequestError(request.request_id)
+            raise DuplicateRequestError(request.public_id)
         names.add(request.request_id)
+    _check_call(state, requests)
     _check_queue(state, requests)
     for request in requests:
         _enter(state, request)
@@ -61,9 +63,17 @@ def _check(state: SchedulerState, request: Request) -> None:
             "submit", "max_tokens", "must be at least 1", request.max_tokens
         )
     if request.request_id in state.requests:
-        raise DuplicateRequestError(request.request_id)
+        raise DuplicateRequestError(request.public_id)
     if num_prompt_tokens >= limits.max_sequence_length:
         raise PromptTooLongError(num_prompt_tokens, limits.context_length, limits.pool_capacity)
+
+
+def _check_call(state: SchedulerState, requests: Sequence[Request]) -> None:
+    """A call lives until its last sample has ended, whichever that is."""
+    calls = {request.group_id for request in requests if request.group_id}
+    for live in state.requests.values() if calls else ():
+        if live.group_id in calls:
+            raise DuplicateRequestError(live.group_id)
 
 
 def _check_queue(state: SchedulerState, requests: Sequence[Request]) -> None:

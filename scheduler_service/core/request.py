@@ -168,6 +168,11 @@ class Request:
     finish_reason: FinishReason | None = field(default=None, init=False)
 
     @property
+    def public_id(self) -> RequestId:
+        """Id that the client knows: that of the call."""
+        return self.group_id or self.request_id
+
+    @property
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)

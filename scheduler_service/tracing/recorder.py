@@ -94,7 +94,7 @@ class Recorder:
         ending = TraceEnd(self._outcome, num_tokens, digest, self.request.num_preemptions)
         self._add(wire.end(ending))
         if self._save is not None:
-            self._save(self.request.request_id, b"".join(self._kept))
+            self._save(self.request.public_id, b"".join(self._kept))
         self._kept.clear()
         self.closed.set()
 

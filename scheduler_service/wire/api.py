@@ -191,7 +191,7 @@ def accepted(
     """Return the first message of a stream."""
     return pb.GenerateResponse(
         accepted=pb.Accepted(
-            request_id=request.request_id,
+            request_id=request.public_id,
             model=request.model,
             num_prompt_tokens=len(request.prompt_token_ids),
             seed=request.params.seed,
@@ -262,7 +262,7 @@ def trace_header(
     """Return what a trace says of its request, once that is queued."""
     model = capabilities.model
     return TraceHeader(
-        request_id=request.request_id,
+        request_id=request.public_id,
         arrival_unix_ns=arrival_unix_ns,
         model=model.model_id,
         weights_digest=model.weights_digest,

@@ -60,8 +60,9 @@ async def _refusal(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str], flo
     status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
     assert status is not None
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    wrong = error_details_pb2.BadRequest()
     for detail in status.details:
-        assert detail.Unpack(info) or detail.Unpack(retry)
+        assert detail.Unpack(info) or detail.Unpack(retry) or detail.Unpack(wrong)
     delay = retry.retry_delay
     seconds = delay.seconds + delay.nanos / 1e9 if retry.ByteSize() else None
     return caught.value.code(), info.reason, dict(info.metadata), seconds
@@ -121,6 +122,43 @@ async def test_cancelling_a_call_ends_all_its_samples() -> None:
         answer = await harness.stub.Cancel(pb.CancelRequest(request_id="group"))
         assert not answer.was_live
         call = await _holding(harness, num_samples=3)
+        call.cancel()
+        await harness.wait_idle()
+
+
+async def test_ids_of_calls_never_meet_those_of_samples() -> None:
+    """A client may choose an id that looks like a sample's, and hears of it as it was chosen."""
+    async with running(FakeExecutor(step_seconds=0.002)) as harness:
+        calls = [
+            await _holding(harness, num_samples=count, request_id=request_id)
+            for request_id, count in (("a#1", 1), ("a", 3), ("a#2", 2), ("a#1#0", 1))
+        ]
+        assert len(_state(harness).requests) == 7
+        found = await _refusal(harness.generate(text="x", request_id="a#1"))
+        assert found[:2] == (CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID")
+        echoed = harness.generate(text="x", request_id="b#3")
+        assert (await anext(aiter(echoed))).accepted.request_id == "b#3"
+        assert (await harness.stub.Cancel(pb.CancelRequest(request_id="a#1"))).was_live
+        await until(lambda: _has_live(harness, {"a", "a#2", "a#1#0"}))
+        for call in calls:
+            call.cancel()
+        echoed.cancel()
+        await harness.wait_idle()
+
+
+async def _has_live(harness: Harness, calls: set[str]) -> bool:
+    return calls == {each.group_id for each in _state(harness).requests.values()} - {"b#3"}
+
+
+async def test_a_call_lives_until_its_last_sample_has_ended() -> None:
+    async with running(FakeExecutor(step_seconds=0.002)) as harness:
+        call = await _holding(harness, num_samples=2, request_id="a")
+        served = harness.server.engine.served
+        assert served is not None
+        first = next(each for each in _state(harness).requests)
+        assert served.loop.requests.cancel(first)
+        found = await _refusal(harness.generate(text="x", request_id="a"))
+        assert found[:2] == (CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID")
         call.cancel()
         await harness.wait_idle()
 
