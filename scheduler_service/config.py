@@ -65,6 +65,8 @@ class SchedulerConfig:
     reflection: bool = True
     # Folder for traces of requests, as an absolute path; empty keeps none (server).
     trace_dir: str = ""
+    # Most MB (10^6 bytes) of traces there, the oldest of which go first; 0 for no bound (server).
+    trace_dir_mb: int = 1000
     # Whether latencies on the metrics page name a request each, in OpenMetrics (metrics).
     metrics_exemplars: bool = False
     # Address of an OpenTelemetry collector, http(s)://HOST:PORT; empty for none (tracing).
@@ -100,8 +102,9 @@ class SchedulerConfig:
                  f"must be one of {', '.join(logs.LEVELS)}", self.log_level)  # fmt: skip
         _require(self.log_format in logs.FORMATS, "log_format",
                  f"must be one of {', '.join(logs.FORMATS)}", self.log_format)  # fmt: skip
-        _require(self.otlp_step_every >= 0, "otlp_step_every", "must be at least 0",
-                 self.otlp_step_every)  # fmt: skip
+        for name in ("otlp_step_every", "trace_dir_mb"):
+            value = getattr(self, name)
+            _require(value >= 0, name, "must be at least 0", value)
         _require(_is_endpoint(self.otlp_endpoint), "otlp_endpoint",
                  "must be http://HOST:PORT, https://HOST:PORT or empty",
                  self.otlp_endpoint)  # fmt: skip
@@ -142,7 +145,7 @@ def check_address(field: str, address: str) -> None:
         try:
             runtime_paths.check_socket_path(path)
         except runtime_paths.RuntimePathError as error:
-            raise ConfigurationError(f"[config] {field}: {error}") from error
+            raise ConfigurationError(f"[config] {field}: {error.rule}") from error
         return
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -180,6 +183,7 @@ _HELP: Mapping[str, str] = {
     "max_draft_tokens": "most drafted tokens that one step verifies for a request",
     "reflection": "whether gRPC reflection answers: true or false",
     "trace_dir": "folder for traces of requests that ask for one; empty keeps none",
+    "trace_dir_mb": "most MB of traces in trace_dir, the oldest go first; 0 for no bound",
     "metrics_exemplars": "whether latencies in OpenMetrics name a request each: true or false",
     "otlp_endpoint": "address of an OpenTelemetry collector: http(s)://HOST:PORT",
     "otlp_step_every": "each how many steps one becomes a span; 0 for none",
@@ -216,7 +220,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> settings.Loade
     except settings.SettingsError as error:
         raise ConfigurationError(str(error)) from error
     except runtime_paths.RuntimePathError as error:
-        raise ConfigurationError(f"[config] {error}") from error
+        raise ConfigurationError(f"[config] {error.rule}") from error
     return settings.Loaded({**missing, **loaded.settings}, loaded.is_shown)
 
 

@@ -26,7 +26,14 @@ _DIRECTORY_MODE: Final = 0o700
 
 
 class RuntimePathError(Exception):
-    """A socket path or its directory cannot be used; the message names the rule and the value."""
+    """A socket path or its directory cannot be used.
+
+    `rule` names what is wrong and the value; the message says in front who found it.
+    """
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(f"[runtime_paths] {rule}")
+        self.rule = rule
 
 
 def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
@@ -72,37 +79,31 @@ def check_socket_path(path: Path) -> None:
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH_BYTES:
         raise RuntimePathError(
-            f"[runtime_paths] a socket path must be at most {MAX_SOCKET_PATH_BYTES} bytes, "
-            f"got {length}: {path}"
+            f"a socket path must be at most {MAX_SOCKET_PATH_BYTES} bytes, got {length}: {path}"
         )
 
 
-def ensure_private_directory(path: Path) -> Path:
+def ensure_private_directory(path: Path, name: str = "the runtime directory") -> Path:
     """Create the directory with mode 0700 where it is missing, and return it.
 
     An existing one must be a real directory of this user that nobody else can enter: in a shared
-    temporary directory somebody else might have made it first. Raises RuntimePathError otherwise.
+    temporary directory somebody else might have made it first. Raises RuntimePathError otherwise,
+    which calls it `name`.
     """
     try:
         path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         status = path.lstat()
     except OSError as error:
         raise RuntimePathError(
-            "[runtime_paths] the runtime directory must be a directory that can be created, "
-            f"got {path}: {error.strerror}"
+            f"{name} must be a directory that can be created, got {path}: {error.strerror}"
         ) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise RuntimePathError(
-            f"[runtime_paths] the runtime directory must not be a link, got {path}"
-        )
+        raise RuntimePathError(f"{name} must not be a link, got {path}")
     if status.st_uid != os.getuid():
         raise RuntimePathError(
-            f"[runtime_paths] the runtime directory must belong to user {os.getuid()}, "
-            f"got user {status.st_uid}: {path}"
+            f"{name} must belong to user {os.getuid()}, got user {status.st_uid}: {path}"
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        raise RuntimePathError(
-            f"[runtime_paths] the runtime directory must have mode 0700, got {mode:04o}: {path}"
-        )
+        raise RuntimePathError(f"{name} must have mode 0700, got {mode:04o}: {path}")
     return path

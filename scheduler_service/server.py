@@ -71,7 +71,9 @@ class SchedulerServer:
             config.otlp_endpoint, config.otlp_step_every, version(), time.monotonic, os.environ
         )
         self._calls = LiveCalls()
-        self._traces = TraceFolder(Path(config.trace_dir)) if config.trace_dir else None
+        self._traces: TraceFolder | None = None
+        if config.trace_dir:
+            self._traces = TraceFolder(Path(config.trace_dir), config.trace_dir_mb * 10**6)
         self.engine = Engine(
             config,
             ExecutorClient(config.executor, config.step_timeout_seconds),

@@ -35,7 +35,9 @@ def effective(section: str, *arguments: str) -> list[dict[str, Any]]:
     )
     if done.returncode != 0:
         is_known = done.returncode == EXIT_CONFIGURATION
-        raise Failure(done.stderr.strip(), EXIT_CONFIGURATION if is_known else EXIT_FAILURE)
+        # Its own name, before which the one of this program comes.
+        words = done.stderr.strip().removeprefix(f"isobatch-{section}: ")
+        raise Failure(words, EXIT_CONFIGURATION if is_known else EXIT_FAILURE)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 

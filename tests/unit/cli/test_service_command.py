@@ -135,5 +135,11 @@ def test_config_show_names_origins(tmp_path: Path) -> None:
     file.write_text("[executor]\nthread = 3\n")
     refused = _run(tmp_path, "config", "show", "--config", str(file))
     assert (refused.exit_code, "did you mean threads?" in refused.stderr) == (78, True)
+    for section, said in (("scheduler", "listen"), ("executor", "model")):
+        file.write_text(f"[{section}]\n{said} = 3\n")
+        refused = _run(tmp_path, "config", "show", "--config", str(file))
+        # Said once who says so, and once what it is about.
+        words = f"isobatch: [config] {said} must be of type str, got 3: [{section}] in {file}\n"
+        assert (refused.exit_code, refused.stderr) == (78, words)
     path = _run(tmp_path, "config", "path")
     assert path.stdout.strip() == str(tmp_path / ".config" / "isobatch" / "config.toml")
