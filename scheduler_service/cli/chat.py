@@ -16,10 +16,11 @@ from scheduler_service.cli.connection import connected_or_private
 from scheduler_service.cli.failures import from_client_error
 from scheduler_service.cli.options import (
     address_option,
-    generation_options,
+    chat_options,
     generation_params,
     private_server_options,
 )
+from scheduler_service.cli.typed_lines import TypedLines
 
 if TYPE_CHECKING:
     from scheduler_service.client import ChatMessage, Client, GenerationParams
@@ -29,7 +30,7 @@ _PROMPT: Final = "> "
 
 
 @click.command("chat")
-@generation_options
+@chat_options
 @private_server_options
 @address_option
 def command(
@@ -43,7 +44,8 @@ def command(
 ) -> None:
     """Talk with a model.
 
-    /exit ends and /reset starts anew; Ctrl-C stops the answer, not the program.
+    /exit ends and /reset starts anew; Ctrl-C stops the answer, not the program. An answer ends at
+    --max-tokens, and a line then says so.
     """
     # Somebody sits and waits.
     sampling["priority"] = sampling["priority"] or "interactive"
@@ -91,10 +93,14 @@ class Conversation:
         turns = [*self._turns, ChatMessage("user", text)]
         try:
             with self._client.chat(turns, self._params, model=self._model) as stream:
+                cut = ""
                 with contextlib.suppress(KeyboardInterrupt):
                     for event in stream:
                         output.write_text(event.text)
+                    cut = output.cut_line(stream.completion(), self._params.max_tokens)
                 click.echo()
+                if cut:
+                    output.note(cut)
         except KeyboardInterrupt:
             # Before the stream began: nothing was answered.
             click.echo()
@@ -112,6 +118,9 @@ def _talk(conversation: Conversation, read_line: Callable[[], str]) -> None:
             return
         except KeyboardInterrupt:
             continue
+        except UnicodeDecodeError:
+            output.note("A line must be UTF-8; this one was left out.")
+            continue
         if text == "/exit":
             return
         if text == "/reset":
@@ -126,7 +135,7 @@ def _talk(conversation: Conversation, read_line: Callable[[], str]) -> None:
 def _line_reader() -> Callable[[], str]:
     """Return a function that asks for a line: with editing and history where a person types."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _read_plain_line
+        return _plain_reader()
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
@@ -134,6 +143,15 @@ def _line_reader() -> Callable[[], str]:
     history: History = FileHistory(str(path)) if path else InMemoryHistory()
     session: PromptSession[str] = PromptSession(history=history)
     return lambda: session.prompt(_PROMPT)
+
+
+def _plain_reader() -> Callable[[], str]:
+    try:
+        descriptor = sys.stdin.fileno()
+    except OSError:
+        # No file, as where a program calls this one.
+        return _read_plain_line
+    return TypedLines(descriptor).read_line
 
 
 def _read_plain_line() -> str:

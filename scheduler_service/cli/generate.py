@@ -70,9 +70,9 @@ def command(
     """Answer one prompt.
 
     The answer streams to standard output. On a terminal, or with --stats, a line about it follows
-    on standard error, and one more when --max-tokens cut the answer. With --json one object is
-    printed when the answer is complete. Of several answers (--n) each is printed when all are
-    complete, under its number; with --json each is a line.
+    on standard error, and one more when --max-tokens or the end of the context cut the answer. With
+    --json one object is printed when the answer is complete. Of several answers (--n) each is
+    printed when all are complete, under its number; with --json each is a line.
     """
     if raw and system:
         raise click.UsageError("--system needs the chat template: leave --raw out")
@@ -110,9 +110,8 @@ def command(
             else:
                 if num_samples > 1:
                     _print_sample(completion)
-                if _is_cut(completion, sampling["max_tokens"]):
-                    count = completion.usage.num_generated_tokens
-                    output.note(f"The answer was cut at {count} tokens; --max-tokens allows more.")
+                if cut := output.cut_line(completion, sampling["max_tokens"]):
+                    output.note(cut)
             if show_stats or (not as_json and sys.stderr.isatty()):
                 output.note(output.stats_line(completion))
 
@@ -122,17 +121,6 @@ def _print_sample(completion: Completion) -> None:
     output.write_text(completion.text)
     if not completion.text.endswith("\n"):
         click.echo()
-
-
-def _is_cut(completion: Completion, max_tokens: int | None) -> bool:
-    """Whether the answer ended because the user's limit was reached, and nothing else."""
-    from scheduler_service.client import FinishReason
-
-    return (
-        max_tokens is not None
-        and completion.finish_reason is FinishReason.LENGTH
-        and completion.usage.num_generated_tokens >= max_tokens
-    )
 
 
 def _prompt(text: str, system: str, *, raw: bool) -> Prompt:

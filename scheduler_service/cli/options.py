@@ -42,10 +42,11 @@ json_option = click.option(
     help="Print JSON to standard output, and errors as JSON to standard error.",
 )
 
-_GENERATION_OPTIONS: Final = (
+_WHOM_OPTIONS: Final = (
     click.option("-m", "--model", default="", help="Model; default: the server's."),
     click.option("--system", default="", metavar="TEXT", help="System message."),
-    click.option("-n", "--max-tokens", type=int, help="Most tokens to generate."),
+)
+_SAMPLING_OPTIONS: Final = (
     click.option("-t", "--temperature", type=float, help="0 is greedy, the default."),
     click.option("--top-k", type=int, help="Keep the K most likely tokens; 0 keeps all."),
     click.option("--top-p", type=float, help="Keep the smallest set with this probability."),
@@ -70,6 +71,29 @@ _GENERATION_OPTIONS: Final = (
         is_flag=True,
         help="Draft no tokens: slower on text that repeats, and the same text.",
     ),
+)
+
+_GENERATION_OPTIONS: Final = (
+    *_WHOM_OPTIONS,
+    click.option("-n", "--max-tokens", type=int, help="Most tokens to generate."),
+    *_SAMPLING_OPTIONS,
+)
+
+# A small model may talk for ever, and nobody who chats says beforehand how long an answer may be.
+_CHAT_MAX_TOKENS: Final = 1000
+_CHAT_OPTIONS: Final = (
+    *_WHOM_OPTIONS,
+    click.option(
+        "-n",
+        "--max-tokens",
+        type=int,
+        default=_CHAT_MAX_TOKENS,
+        show_default=True,
+        envvar="ISOBATCH_CHAT_MAX_TOKENS",
+        show_envvar=True,
+        help="Most tokens of an answer.",
+    ),
+    *_SAMPLING_OPTIONS,
 )
 
 _TRACE_OPTIONS: Final = (
@@ -106,6 +130,7 @@ def _all(options: tuple[Callable[[Any], Any], ...]) -> Callable[[_Function], _Fu
 
 
 generation_options = _all(_GENERATION_OPTIONS)
+chat_options = _all(_CHAT_OPTIONS)
 trace_options = _all(_TRACE_OPTIONS)
 private_server_options = _all(_PRIVATE_SERVER_OPTIONS)
 

@@ -67,6 +67,21 @@ def stats_line(completion: Completion) -> str:
     return " | ".join(parts)
 
 
+def cut_line(completion: Completion, max_tokens: int | None) -> str:
+    """Return a line that says what cut an answer off; empty where it ended by itself."""
+    from scheduler_service.client import FinishReason
+
+    usage = completion.usage
+    if completion.finish_reason is not FinishReason.LENGTH:
+        return ""
+    if max_tokens is not None and usage.num_generated_tokens >= max_tokens:
+        return (
+            f"The answer was cut at {usage.num_generated_tokens} tokens; --max-tokens allows more."
+        )
+    total = usage.num_prompt_tokens + usage.num_generated_tokens
+    return f"The answer was cut: with {total} tokens the model's context is full."
+
+
 def note(message: str) -> None:
     """Tell the person at the terminal something; standard output is for answers."""
     click.echo(message, err=True)

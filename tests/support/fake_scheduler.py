@@ -89,7 +89,11 @@ def answer(
     count = request.stopping.max_tokens or DEFAULT_MAX_TOKENS
     for index in range(count):
         yield delta(index)
-    yield finished(count)
+    limited = request.stopping.max_tokens
+    yield finished(
+        count,
+        sampling_pb2.FINISH_REASON_LENGTH if limited else sampling_pb2.FINISH_REASON_STOP,
+    )
 
 
 def endless(

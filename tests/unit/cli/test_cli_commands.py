@@ -147,7 +147,7 @@ def test_generate_stats_go_to_standard_error(run: Run) -> None:
     assert result.stdout == "w0 w1 w2 w3 w4 \n"
     assert result.stderr == (
         "3 prompt tokens (2 cached) | 5 generated | first token 0.020 s | 10.0 tokens/s"
-        " | ended by length | seed 4711 | toy [X1]\n"
+        " | ended by stop | seed 4711 | toy [X1]\n"
     )
 
 
@@ -288,7 +288,8 @@ def test_hint_is_for_no_server_only(run: Run, fake: FakeScheduler) -> None:
     """A server that answers that it is not ready need not be started."""
 
     def refuse(context: grpc.ServicerContext) -> None:
-        fake_scheduler.fail(context, grpc.StatusCode.UNAVAILABLE, "loading")
+        info = fake_scheduler.error_info("EXECUTOR_UNAVAILABLE")
+        fake_scheduler.fail(context, grpc.StatusCode.UNAVAILABLE, "loading", info)
 
     fake.before_unary = refuse
     assert run("stats").stderr == "isobatch: loading\n"
@@ -325,6 +326,43 @@ def test_chat_keeps_the_conversation(run: Run, fake: FakeScheduler) -> None:
     assert result.stdout == "w0 \nw0 \nw0 \n"
     said = [[turn.content for turn in request.chat.messages] for request in fake.requests]
     assert said == [["s", "one"], ["s", "one", "w0 ", "two"], ["s", "three"]]
+
+
+def test_chat_has_a_limit_of_tokens_and_says_when_it_cut(
+    run: Run, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of its own, of a variable or of the option; nothing is said of an end by itself."""
+    said = "The answer was cut at {} tokens; --max-tokens allows more.\n"
+    assert run("chat", text="one\n").stderr.endswith(said.format(1000))
+    assert run("chat", "-n", "2", text="one\n").stderr.endswith(said.format(2))
+    monkeypatch.setenv("ISOBATCH_CHAT_MAX_TOKENS", "3")
+    assert run("chat", text="one\n").stderr.endswith(said.format(3))
+    assert [request.stopping.max_tokens for request in fake.requests] == [1000, 2, 3]
+    stop = sampling_pb2.FINISH_REASON_STOP
+
+    def ends_by_itself(
+        request: scheduler_service_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_service_pb2.GenerateResponse]:
+        del context
+        yield from (fake_scheduler.accepted(request), fake_scheduler.delta(0, 3))
+        yield fake_scheduler.finished(3, stop)
+
+    fake.script = ends_by_itself
+    assert "cut" not in run("chat", text="one\n").stderr
+
+
+def test_an_answer_cut_by_the_context_says_so(run: Run, fake: FakeScheduler) -> None:
+    def short(
+        request: scheduler_service_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_service_pb2.GenerateResponse]:
+        del context
+        yield from (fake_scheduler.accepted(request), fake_scheduler.delta(0, 2))
+        yield fake_scheduler.finished(2)
+
+    fake.script = short
+    words = "The answer was cut: with 5 tokens the model's context is full.\n"
+    assert run("generate", "-p", "x").stderr == words
+    assert run("chat", text="x\n").stderr.endswith(words)
 
 
 def test_chat_goes_on_after_an_error(run: Run, fake: FakeScheduler) -> None:

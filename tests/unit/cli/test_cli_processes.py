@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from isobatch.scheduler.v1 import sampling_pb2
 from scheduler_service.cli.private_pair import error_in
 from tests.support import fake_scheduler
 from tests.support.fake_scheduler import FakeScheduler
@@ -62,7 +63,11 @@ class Program:
 
     def type(self, text: str) -> None:
         """Write to standard input."""
-        os.write(self._writer, text.encode())
+        self.type_bytes(text.encode())
+
+    def type_bytes(self, data: bytes) -> None:
+        """Write to standard input, whatever it is."""
+        os.write(self._writer, data)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the program alone."""
@@ -160,7 +165,7 @@ def test_terminal_gets_statistics_and_no_control_characters(fake: FakeScheduler)
         response = fake_scheduler.delta(0)
         response.delta.text = "\x1b[31mred\x07\n\ttab"
         yield response
-        yield fake_scheduler.finished(1)
+        yield fake_scheduler.finished(1, sampling_pb2.FINISH_REASON_STOP)
 
     fake.script = answer_with_escape  # type: ignore[assignment]
     with program("generate", "-p", "x", "--address", fake.address, tty=True) as running:
@@ -236,6 +241,15 @@ def test_sigterm_tidies_up_a_private_pair(runtime: Path) -> None:
         running.signal(signal.SIGTERM)
         assert running.finish() == 5
     assert list(runtime.iterdir()) == []
+
+
+def test_chat_leaves_a_line_out_that_is_no_text(fake: FakeScheduler) -> None:
+    """It is named, not guessed at, and the conversation goes on."""
+    with program("chat", "-n", "1", "--address", fake.address) as running:
+        running.wait_for("/exit ends")
+        running.type_bytes(b"\xff\xfe\nhi\n/exit\n")
+        assert running.finish() == 0
+    assert "A line must be UTF-8; this one was left out.\nw0" in running.output
 
 
 def test_serve_runs_both_until_ctrl_c(runtime: Path) -> None:
