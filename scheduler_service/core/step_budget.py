@@ -49,6 +49,15 @@ OWN_STEPS: Final = 3.0
 MAX_OWN_STEPS: Final = 6.0
 """The same at most, however long an efficient chunk takes."""
 
+UNNOTICED_SECONDS: Final = 0.1
+"""Up to so long a gap costs a reader nothing: ten tokens a second are about twice what people read,
+and a tenth of a second is what they still take for at once (J. Nielsen, Usability Engineering,
+1993). The derived bound grows so far while that makes prompts clearly faster."""
+
+FAST_OWN_STEPS: Final = 10.0
+"""With steps of so many times what the present decode rows take, prompts are read at nine tenths
+of the speed that they would have alone; beyond that a longer step gains next to nothing."""
+
 MIN_OWN_STEPS: Final = 1.1
 """The same for any bound: below that, prompts would stand still beside many decode rows."""
 
@@ -114,11 +123,13 @@ class StepLoad:
 def step_bound(state: SchedulerState, load: StepLoad) -> float:
     """Return the most seconds by the curve of a step with the decode rows of `load` and prompts.
 
-    The bound itself is in real time: the one that was set, or that of a step of the present decode
-    rows with the smallest chunk of a prompt that is about as fast per token as any. That is at
-    least three and at most six steps of these rows alone, and four of a single row. By the curve
-    it is longer or shorter, as steps of decode rows and prompts are seen to take less or more than
-    the curve says.
+    The bound itself is in real time: the one that was set, or the longest of these:
+    - A step of the present decode rows with the smallest chunk of a prompt that is about as fast
+      per token as any; at least three and at most six steps of these rows alone.
+    - Four steps of a single row.
+    - Ten steps of the present rows alone, as far as nobody notices.
+    By the curve it is longer or shorter, as steps of decode rows and prompts are seen to take less
+    or more than the curve says.
     """
     curve, limits, pace = load.curve, state.limits, state.pace
     if not curve or not load.num_decode_rows:
@@ -132,6 +143,7 @@ def step_bound(state: SchedulerState, load: StepLoad) -> float:
         own = alone * pace.decode
         bound = min(max(with_chunk * pace.mixed, OWN_STEPS * own), MAX_OWN_STEPS * own)
         bound = max(bound, SINGLE_STEPS * curve.step_seconds(1, 1) * pace.decode)
+        bound = max(bound, min(FAST_OWN_STEPS * own, UNNOTICED_SECONDS))
     return max(bound / pace.mixed, MIN_OWN_STEPS * alone)
 
 

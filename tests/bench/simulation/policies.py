@@ -250,7 +250,7 @@ class Named:
 
 POLICIES: Final = (
     Named("isobatch", lambda machine: Isobatch(limits(STEP_TOKENS, machine.curve))),
-    Named("isobatch, 100 ms", lambda machine: Isobatch(limits(STEP_TOKENS, machine.curve, 0.1))),
+    Named("isobatch, 40 ms", lambda machine: Isobatch(limits(STEP_TOKENS, machine.curve, 0.04))),
     Named("first come, whole prompts", lambda _: FirstComeFirstServed(limits(WHOLE_STEP_TOKENS))),
     Named("prefill first", lambda _: PrefillFirst(limits(WHOLE_STEP_TOKENS))),
     Named("static batches", lambda _: StaticBatches(limits(WHOLE_STEP_TOKENS))),

@@ -89,7 +89,7 @@ def test_long_prompts_stop_streams_for_prefill_first_and_not_for_us() -> None:
         for name in ("isobatch", "prefill first", "first come, whole prompts")
     }
     # A step of 6,000 tokens takes seconds on this machine.
-    assert longest["isobatch"] < 0.1
+    assert longest["isobatch"] < 0.15
     assert longest["prefill first"] > 5.0
     assert longest["first come, whole prompts"] > 5.0
 

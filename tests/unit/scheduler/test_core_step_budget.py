@@ -111,6 +111,25 @@ def test_the_derived_bound(num_decoding: int, expected: float) -> None:
     assert step_bound(state, StepLoad(flat, 1)) == pytest.approx(20.0), "four decode steps"
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"),
+    # Ten steps of a fast machine; a tenth of a second; three steps of their own, which is more.
+    [(2.0, 0.02), (8.0, 0.08), (15.0, 0.1), (30.0, 0.1), (40.0, 0.12)],
+)
+def test_the_derived_bound_grows_as_far_as_nobody_notices(
+    milliseconds: float, expected: float
+) -> None:
+    """On a machine whose steps cost the same for each token, as long as prompts gain by it."""
+    seconds = milliseconds / 1000
+    points = [CostPoint(n, n, 0, seconds / 8 * n) for n in (1, 8)]
+    points += [CostPoint(1, n, 0, seconds / 8 * n) for n in (16, 512)]
+    curve = CostCurve(points)
+    bound = step_bound(SchedulerState(_limits(curve=curve)), StepLoad(curve, 8))
+    assert bound == pytest.approx(expected)
+    set_bound = step_bound(SchedulerState(_limits(curve=curve, bound=7.0)), StepLoad(curve, 8))
+    assert set_bound == 7.0, "one that was set stays what it is"
+
+
 def test_a_bound_below_the_decode_rows_themselves_still_lets_prompts_on() -> None:
     """By a tenth of what they take."""
     state = _decoding(_limits(bound=1.0), 40, 900)
