@@ -1,16 +1,18 @@
 """Who wrote which block: for every cached position its token row, for every row its step.
 
 Kept for all blocks at all times, so its arrays are made once: one number for each position
-(8 bytes), rings of the last token rows and steps, and a summary of each block. A step writes its
-own positions and one entry of each ring. Summaries follow behind, a few blocks every few steps, so
-that a block whose rows have left the rings still says who wrote it, when, by which kernel paths and
-in how large steps. Sequence ids are kept as they are; whoever tells them to others hashes them.
+(8 bytes), rings of the last token rows and steps, and a summary of each block. A step only puts
+its arrays aside; they are entered into all of this together for several steps, because after a
+forward pass each touch of memory waits, or when somebody asks. Summaries follow behind, a few
+blocks at a time, so that a block whose rows have left the rings still says who wrote it, when, by
+which kernel paths and in how large steps. Sequence ids are kept as they are; whoever tells them to
+others hashes them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -30,6 +32,8 @@ ROWS_KEPT: Final = 262_144
 # Every block is summed up this many times while the rings go round once, in so many parts.
 _ROUNDS: Final = 4
 _PARTS: Final = 256
+# Most entries of block tables that steps put aside may hold on to: 1 MB.
+_TABLE_ENTRIES_KEPT: Final = 1 << 18
 # Sets of kernel paths are bits of a word; a policy and a model make a dozen at most.
 _MAX_PATH_SETS: Final = 63
 
@@ -79,6 +83,21 @@ class BlockRecord:
     position_serials: tuple[int, ...]
 
 
+class _Aside(NamedTuple):
+    """A computed step that is not entered yet; fields as in `Provenance.record`."""
+
+    serial: int
+    step_id: int
+    first_row: int
+    sequence_ids: UInt64
+    start_positions: Int32
+    num_tokens: Int32
+    tables: Int32
+    total_tokens: int
+    num_wanted: int
+    path_set: int
+
+
 class Provenance:
     """Records of all blocks of one pool. `record` runs in every step and must stay cheap."""
 
@@ -108,7 +127,11 @@ class Provenance:
         self._set_of: dict[tuple[KernelUse, ...], int] = {}
         self._last_paths: Sequence[PathCount] | None = None
         self._last_set = 0
-        self._counting: Int32 = np.arange(1, dtype=np.int32)
+        # Steps that are not entered yet, and blocks handed out since, each with the row that was
+        # next then.
+        self._aside: list[_Aside] = []
+        self._table_entries = 0
+        self._handed_out: list[tuple[Int32, int]] = []
         # Summing up: the next block, and the step and row at which it is due.
         self._part = -(-num_blocks // _PARTS)
         self._due_block = self._due_serial = self._due_row = 0
@@ -120,12 +143,12 @@ class Provenance:
 
     def begin_epoch(self, scheduler_epoch: int) -> None:
         """Say whose step ids follow."""
+        self._enter()
         self._epoch = scheduler_epoch % 2**63  # what the arrays hold
 
     def forget(self, block_ids: Int32) -> None:
         """Drop the records of (n,) blocks that are handed out."""
-        self._blocks[block_ids] = 0
-        self._written.reshape(-1, self._mask + 1)[block_ids] = 0
+        self._handed_out.append((block_ids, self._next_row))
 
     def record(
         self,
@@ -149,35 +172,86 @@ class Provenance:
             total_tokens: The sum of `num_tokens`.
             num_wanted: Wanted positions of the step.
             paths: The kernel paths that it dispatched.
+
+        The arrays must not change afterwards.
         """
         if paths is not self._last_paths:
             self._last_paths, self._last_set = paths, self._path_set(paths)
         self._serial = serial = self._serial + 1
-        rows, first = len(sequence_ids), self._next_row
-        if rows > len(self._counting):
-            self._counting = np.arange(rows, dtype=np.int32)
-        row_of, positions = self._counting[:rows], start_positions
-        if total_tokens != rows:
-            before = np.cumsum(num_tokens) - num_tokens
-            row_of = np.repeat(row_of, num_tokens)
-            positions = np.arange(total_tokens) + np.repeat(start_positions - before, num_tokens)
-        blocks = tables[row_of, positions >> self._shift]
-        self._written[(blocks << self._shift) + (positions & self._mask)] = row_of + first
-        self._steps[serial % len(self._steps)] = (
-            serial, self._epoch, step_id, total_tokens, num_wanted, self._last_set, first,
+        first = self._next_row
+        self._next_row = first + len(sequence_ids)
+        if not (self._aside and self._aside[-1].tables is tables):
+            self._table_entries += tables.size
+        self._aside.append(
+            _Aside(
+                serial, step_id, first, sequence_ids, start_positions, num_tokens, tables,
+                total_tokens, num_wanted, self._last_set,
+            )
         )  # fmt: skip
-        kept = len(self._row_ids)
-        at = first % kept
-        where: slice | Int64 = slice(at, at + rows)
-        if at + rows > kept:
-            where = np.arange(first, first + rows) % kept
-        self._row_ids[where] = sequence_ids
-        self._row_tokens[where] = num_tokens
-        self._row_serials[where] = serial
-        self._next_row = first + rows
         if serial >= self._due_serial or self._next_row >= self._due_row:
+            self._enter()
             self._sum_up_part()
+        elif self._table_entries >= _TABLE_ENTRIES_KEPT:
+            self._enter()
         return serial
+
+    def _enter(self) -> None:
+        """Enter what was put aside, in order."""
+        if self._aside:
+            aside, self._aside, self._table_entries = self._aside, [], 0
+            self._enter_steps(aside)
+        if self._handed_out:
+            handed_out, self._handed_out = self._handed_out, []
+            blocks = np.concatenate([ids for ids, _ in handed_out])
+            rows = np.repeat([row for _, row in handed_out], [len(ids) for ids, _ in handed_out])
+            self._blocks[blocks] = 0
+            written = self._written.reshape(-1, self._mask + 1)
+            # What was written since stays. A block that was handed out twice comes twice here, and
+            # the last assignment holds.
+            known = written[blocks]
+            written[blocks] = np.where(known < rows[:, None], 0, known)
+
+    def _enter_steps(self, aside: list[_Aside]) -> None:
+        serials = np.array([each.serial for each in aside])
+        self._steps[serials % len(self._steps)] = [
+            (each.serial, self._epoch, each.step_id, each.total_tokens, each.num_wanted,
+             each.path_set, each.first_row)
+            for each in aside
+        ]  # fmt: skip
+        counts = [len(each.sequence_ids) for each in aside]
+        ids, starts, num_tokens = (
+            np.concatenate(arrays)
+            for arrays in zip(
+                *((each.sequence_ids, each.start_positions, each.num_tokens) for each in aside),
+                strict=True,
+            )
+        )
+        rows = np.arange(aside[0].first_row, self._next_row)
+        where = rows % len(self._row_ids)
+        self._row_ids[where] = ids
+        self._row_tokens[where] = num_tokens
+        self._row_serials[where] = np.repeat(serials, counts)
+        # All tables in one array; a row's begins at `begins`.
+        tables: list[Int32] = []
+        steps_begin, end = [], 0
+        for each in aside:
+            if not tables or each.tables is not tables[-1]:
+                tables.append(each.tables)
+                end += each.tables.size
+            width = each.tables.shape[1]
+            steps_begin.append((end - each.tables.size - each.first_row * width, width))
+        begins, widths = np.repeat(np.array(steps_begin), counts, axis=0).T
+        begins = begins + rows * widths
+        positions = starts
+        total = sum(each.total_tokens for each in aside)
+        if total != len(rows):
+            before = np.cumsum(num_tokens) - num_tokens
+            positions = np.arange(total) + np.repeat(starts - before, num_tokens)
+            begins, rows = np.repeat(begins, num_tokens), np.repeat(rows, num_tokens)
+        flat = np.concatenate([each.reshape(-1) for each in tables])
+        blocks = flat[begins + (positions >> self._shift)]
+        # A position that was written twice keeps the last row.
+        self._written[(blocks << self._shift) + (positions & self._mask)] = rows
 
     def _path_set(self, paths: Sequence[PathCount]) -> int:
         # Without the rows, which differ from step to step: that bounds the number of sets.
@@ -244,6 +318,7 @@ class Provenance:
 
     def step(self, serial: int) -> StepRecord | None:
         """Return a step by its serial number; None when it is not kept."""
+        self._enter()
         if not max(0, self._serial - len(self._steps)) < serial <= self._serial:
             return None
         _, epoch, step_id, num_tokens, num_wanted, path_set, first = self._steps[
@@ -267,6 +342,7 @@ class Provenance:
 
     def block(self, block_id: int, num_positions: int) -> BlockRecord:
         """Return the record of a block's first `num_positions` positions."""
+        self._enter()
         self._sum_up(np.array([block_id], np.int64))
         start = block_id << self._shift
         written = self._written[start : start + num_positions]

@@ -180,3 +180,38 @@ def test_random_steps_agree_with_plain_bookkeeping(seed: int) -> None:
             assert record.writer_id == key
             assert record.last_step_id == max(step_id for step_id, _ in expected)
             assert record.max_step_tokens >= max(total for _, total in expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_entered_together_leave_what_single_ones_leave(seed: int) -> None:
+    """Blocks change hands between steps that are put aside, and some positions are rewritten."""
+    rng = np.random.default_rng(seed)
+    worlds = [_recorder({4: [0, 1], 8: [2, 3], 15: [4, 5]}) for _ in range(2)]
+    tables = worlds[1].tables = worlds[0].tables
+    spare = [6, 7]
+    for _ in range(200):
+        if rng.random() < 0.2:
+            key, part = int(rng.choice(list(tables))), int(rng.integers(2))
+            block, tables[key] = tables[key][part], list(tables[key])
+            tables[key][part] = spare.pop(0)
+            spare.append(block)
+            for world in worlds:
+                world.provenance.forget(np.array([tables[key][part]], np.int32))
+        keys = rng.permutation(list(tables))[: int(rng.integers(1, 4))].tolist()
+        rows = [(key, int(rng.integers(0, 24)), int(rng.choice([1, 1, 8]))) for key in keys]
+        if rng.random() < 0.5:
+            rows = [(key, start, 1) for key, start, _ in rows]
+        together, single = (world.step(*rows) for world in worlds)
+        assert together == single
+        assert worlds[1].provenance.step(single) is not None  # asking enters it
+    for block in range(8):
+        one, other = (world.provenance.block(block, BLOCK_SIZE) for world in worlds)
+        assert one == other, block
+    steps = [worlds[0].provenance.step(serial) for serial in range(1, 201)]
+    for step, expected in zip(steps, (worlds[1].provenance.step(i + 1) for i in range(200)),
+                              strict=True):  # fmt: skip
+        assert step is not None
+        assert expected is not None
+        assert step.step_id == expected.step_id
+        assert step.sequence_ids.tolist() == expected.sequence_ids.tolist()
+        assert step.row_num_tokens.tolist() == expected.row_num_tokens.tolist()
