@@ -78,7 +78,7 @@ void tile_rows(const PackedView& w, const ActView& x, const LinearOutput& out, i
       const float *dj = d + (size_t)block * x.P, *sj = s[part] + (size_t)block * x.P;
       if (eighth == 0) {
         for (size_t o = 0; o < w.record_bytes; o += 64) {
-          _mm_prefetch((const char*)record + 4 * w.record_bytes + o, _MM_HINT_T0);
+          _mm_prefetch((const char*)record + 16 * w.record_bytes + o, _MM_HINT_T1);
         }
       }
       __m256i dot[kGroups][R];

@@ -119,7 +119,7 @@ void tile_rows(const PackedView& w, const ActView& x, const LinearOutput& out, i
   const float *d = x.d + first, *s[2] = {x.s + first, x.s + first};
   if (kParts == 2) s[0] = x.s_low + first, s[1] = x.s_high + first;
   const uint8_t* records = w.record(tile, 0);
-  const size_t prefetch = 4 * w.record_bytes;
+  const size_t prefetch = 16 * w.record_bytes;
   alignas(64) int32_t centres[16];
   __m512 total[2][R];
   bool started = false;
@@ -141,12 +141,14 @@ void tile_rows(const PackedView& w, const ActView& x, const LinearOutput& out, i
           const __m512 sums = _mm512_maskz_loadu_ps((__mmask16)((1u << R) - 1), sj);
           _mm512_store_si512(centres, _mm512_cvtps_epi32(_mm512_mul_ps(sums, _mm512_set1_ps(-128.0f))));
         }
+        // In order, both groups at once: in the second pass over a slice its records are in the cache. One or two rows read
+        // bytes faster than anybody could ask for them. Measured: into the second-level cache, far ahead.
+        if (c0 == 0 && (C == WeightCode::kNibble || R > 2)) {
+          for (size_t o = 0; o < w.record_bytes; o += 64) _mm_prefetch((const char*)record + prefetch + o, _MM_HINT_T1);
+        }
 #pragma GCC unroll 2
         for (int c = 0; c < kGroups; c++) {
           const int half = c0 + c;
-          for (size_t o = half * (w.record_bytes / 2); o < (half + 1) * (w.record_bytes / 2); o += 64) {
-            _mm_prefetch((const char*)record + prefetch + o, _MM_HINT_T0);
-          }
           __m512i dot[R];
           const uint8_t* quants = record + half * w.half_bytes;
           if constexpr (Short) dot_short_rows<C, B, R, kRowBytes>(quants, hi, centres, dot);
