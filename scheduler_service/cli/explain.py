@@ -7,10 +7,21 @@ from pathlib import Path
 import click
 
 from scheduler_service.cli import output
-from scheduler_service.cli.connection import connected
+from scheduler_service.cli.connection import connected_or_private
 from scheduler_service.cli.failures import EXIT_FAILURE, EXIT_USAGE, Failure
-from scheduler_service.cli.options import address_option, json_option
-from scheduler_service.cli.trace_files import check_same_model, company, read_trace, run_again
+from scheduler_service.cli.options import (
+    address_option,
+    json_option,
+    own_model_option,
+    private_server_options,
+)
+from scheduler_service.cli.trace_files import (
+    check_same_model,
+    company,
+    own_model,
+    read_trace,
+    run_again,
+)
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -19,11 +30,22 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("a", type=_FILE)
 @click.argument("b", type=_FILE, required=False)
 @click.option("--solo", is_flag=True, help="Compare with a run alone, on the server, now.")
+@own_model_option
+@private_server_options
 @address_option
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, a: Path, b: Path | None, solo: bool, address: str | None, as_json: bool
+    ctx: click.Context,
+    a: Path,
+    b: Path | None,
+    solo: bool,
+    model: str | None,
+    serve_privately: bool,
+    threads: int | None,
+    kv_memory_mb: int | None,
+    address: str | None,
+    as_json: bool,
 ) -> None:
     """Say where the traces A and B of one request part, and what made them.
 
@@ -38,9 +60,17 @@ def command(
 
     if solo is (b is not None):
         raise click.UsageError("give a second trace, or --solo for a run of the first alone")
+    if serve_privately and not solo:
+        raise click.UsageError("--serve is for --solo")
     first = read_trace(a)
     if b is None:
-        with connected(address) as client:
+        with connected_or_private(
+            address,
+            serve_privately=serve_privately,
+            model=own_model(model, first, serve_privately=serve_privately),
+            threads=threads,
+            kv_memory_mb=kv_memory_mb,
+        ) as (client, _):
             check_same_model(client, first, same_class=False)
             second, _ = run_again(client, first)
     else:

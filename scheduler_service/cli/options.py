@@ -108,6 +108,13 @@ _TRACE_OPTIONS: Final = (
     ),
 )
 
+own_model_option = click.option(
+    "-m",
+    "--model",
+    metavar="NAME_OR_PATH",
+    help="With --serve: its model; default: the one that the trace names.",
+)
+
 _PRIVATE_SERVER_OPTIONS: Final = (
     click.option(
         "--serve",

@@ -7,6 +7,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from scheduler_service.cli.failures import EXIT_FAILURE, EXIT_INVALID, EXIT_USAGE, Failure
 
 if TYPE_CHECKING:
@@ -39,6 +41,13 @@ def read_trace(path: Path) -> Trace:
         ) from None
     except wire.TraceFormatError as error:
         raise Failure(f"{error}, got {path}", EXIT_USAGE) from None
+
+
+def own_model(model: str | None, trace: Trace, *, serve_privately: bool) -> str:
+    """Return the model of a server that is started for a trace: `model`, else the trace's."""
+    if model is not None and not serve_privately:
+        raise click.UsageError("--model needs --serve")
+    return model or trace.header.model
 
 
 def check_same_model(client: Client, trace: Trace, *, same_class: bool) -> None:
@@ -94,6 +103,8 @@ def run_again(client: Client, trace: Trace) -> tuple[Trace, bytes]:
             trace_kv=header.has_kv_digests,
         ),
     )
+    if not completion.trace:
+        raise Failure("[trace] the server must know traces, got none from it", EXIT_FAILURE)
     return wire.read(completion.trace), completion.trace
 
 

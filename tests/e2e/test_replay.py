@@ -91,6 +91,21 @@ def _run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app.cli, [str(each) for each in arguments])
 
 
+def test_a_replay_starts_a_server_of_its_own(
+    model: Path, traced: list[Completion], tmp_path: Path
+) -> None:
+    """With the model that the trace names, unless another one is named."""
+    path = tmp_path / "own.isotrace"
+    path.write_bytes(traced[0].trace)
+    own = ("--serve", "--kv-memory-mb", "1", "--threads", "1")
+    result = _run("replay", path, *own, "--model", model)
+    assert result.exit_code == 0, result.output
+    assert "Equal: " in result.stdout
+    result = _run("replay", path, *own)
+    assert result.exit_code == 78
+    assert wire.read(traced[0].trace).header.model in result.stderr
+
+
 def test_every_digest_of_a_crowded_run_is_that_of_a_run_alone(
     address: str, traced: list[Completion], tmp_path: Path
 ) -> None:

@@ -106,6 +106,33 @@ def test_replay_wants_the_same_weights_and_class(alone: Path, fake: FakeSchedule
     assert "the server must have the weights of toy (00ff)" in result.stderr
 
 
+@pytest.mark.parametrize("command", [("replay",), ("explain", "--solo")])
+def test_replay_may_have_a_server_of_its_own(alone: Path, command: tuple[str, ...]) -> None:
+    """A model is for that server alone; without any, the hint says what to start."""
+    result = _run(*command, alone, "--model", "x")
+    assert (result.exit_code, "--model needs --serve" in result.stderr) == (2, True)
+    result = _run(*command, alone, "--address", f"unix:{alone.parent}/none.sock")
+    assert result.exit_code == 3
+    assert "isobatch serve" in result.stderr
+    assert "--serve" in result.stderr
+
+
+def test_explain_serves_for_a_run_alone_only(alone: Path) -> None:
+    result = _run("explain", alone, alone, "--serve")
+    assert (result.exit_code, "--serve is for --solo" in result.stderr) == (2, True)
+
+
+def test_a_replay_without_a_trace_of_its_own_is_told_of(
+    tmp_path: Path, fake: FakeScheduler
+) -> None:
+    """An older server ignores the wish for a trace."""
+    header = replace(NO_DIGESTS, weights_digest="abc123", numeric_class="X1")
+    path = _write(tmp_path / "a", make_trace(TOKENS, header=header))
+    result = _run("replay", path, "--address", fake.address)
+    assert result.exit_code == 1
+    assert "the server must know traces, got none" in result.stderr
+
+
 def test_a_server_that_knows_no_traces_is_told_of(tmp_path: Path, fake: FakeScheduler) -> None:
     path = tmp_path / "t"
     address = ("--address", fake.address)
