@@ -106,7 +106,7 @@ class LogitsNotKeptError(ExecutorError):
 
 
 class StaleEpochError(ExecutorError):
-    """A session of a lower scheduler epoch than the live one."""
+    """A session of a lower scheduler epoch than the last one, which the metadata has."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
     reason = "STALE_EPOCH"

@@ -9,11 +9,15 @@ has that state then answers a repeated step from memory.
 
 import asyncio
 import contextlib
+import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
@@ -31,6 +35,9 @@ from scheduler_service.wire.capabilities import (
 if TYPE_CHECKING:
     from isobatch.executor.v1.executor_service_pb2_grpc import ExecutorServiceAsyncStub
 
+_DETAILS_KEY = "grpc-status-details-bin"
+# Together a few seconds of the clock that epochs begin with.
+_LEAST_GAP, _GAP_BITS = 10_000, 32
 _MAX_MESSAGE_BYTES = 64 << 20
 _CALL_TIMEOUT_SECONDS = 10.0
 _OPTIONS = [
@@ -57,6 +64,14 @@ class SessionLostError(Exception):
 
 class SessionRefusedError(Exception):
     """The executor refused a message of the session: the state is not what we think it is."""
+
+
+class StaleEpochError(SessionRefusedError):
+    """The executor has had a session of a higher epoch, `last_epoch`; 0 where it does not say."""
+
+    def __init__(self, message: str, last_epoch: int) -> None:
+        super().__init__(message)
+        self.last_epoch = last_epoch
 
 
 # Generic in the stubs alone.
@@ -163,9 +178,9 @@ class ExecutorSession:
         if not isinstance(error, grpc.aio.AioRpcError):
             with contextlib.suppress(asyncio.CancelledError):
                 code, details = await self._call.code(), await self._call.details()
-                return _classify(code, details)
+                return _classify(code, details, await self._call.trailing_metadata())
             return SessionLostError("[session] the call was cancelled")
-        return _classify(error.code(), error.details())
+        return _classify(error.code(), error.details(), error.trailing_metadata())
 
     async def close(self) -> None:
         """End the session and its channel."""
@@ -177,12 +192,28 @@ class ExecutorSession:
         await self._channel.close(None)
 
 
-def _classify(code: grpc.StatusCode, details: str | None) -> SessionLostError | SessionRefusedError:
+def _classify(
+    code: grpc.StatusCode, details: str | None, trailers: Iterable[tuple[str, str | bytes]] | None
+) -> SessionLostError | SessionRefusedError:
     message = f"[session] the stream ended with {code.name}: {details or ''}"
+    info = _error_info(trailers or ())
+    if info.reason == "STALE_EPOCH":
+        last = info.metadata.get("scheduler_epoch", "")
+        return StaleEpochError(message, int(last) if last.isdecimal() else 0)
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT,
                 grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # fmt: skip
         return SessionRefusedError(message)
     return SessionLostError(message)
+
+
+def _error_info(trailers: Iterable[tuple[str, str | bytes]]) -> error_details_pb2.ErrorInfo:
+    """Return the reason in a status; an empty one where there is none."""
+    info = error_details_pb2.ErrorInfo()
+    for key, value in trailers:
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            with contextlib.suppress(DecodeError):
+                any(each.Unpack(info) for each in status_pb2.Status.FromString(value).details)
+    return info
 
 
 class ExecutorClient:
@@ -195,7 +226,9 @@ class ExecutorClient:
         """
         self._address = address
         self._answer_seconds = answer_seconds
+        # Above that of any scheduler before this one, if the clock is right; see `connect`.
         self._last_epoch = time.time_ns()
+        self._has_had_session = False
         self._known: ExecutorDescription | None = None
 
     async def connect(self, resume: ExecutorSession | None = None) -> ExecutorSession:
@@ -204,21 +237,37 @@ class ExecutorClient:
         With `resume`, the session goes on where that one broke off, provided that the executor
         is the same process; compare `scheduler_epoch` and the capabilities' `executor_epoch`
         to learn whether it does. Raises ExecutorUnavailableError.
+
+        A scheduler that has just started takes over from any other, also where the clock was set
+        back meanwhile: it goes above the epoch that the executor knows. One that has had a session
+        does not, so that two of them never take the executor from each other for ever.
         """
-        channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
         try:
-            return await self._open(channel, resume)
+            try:
+                session = await self._open_channel(resume)
+            except StaleEpochError as error:
+                if self._has_had_session or not error.last_epoch:
+                    raise
+                # Far enough that the other one does not come to the same when it counts on.
+                self._last_epoch = error.last_epoch + _LEAST_GAP + secrets.randbits(_GAP_BITS)
+                session = await self._open_channel(resume)
         except (
             grpc.aio.AioRpcError,
             SessionLostError,
             SessionRefusedError,
             WireError,
         ) as error:
-            await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             raise ExecutorUnavailableError(
                 f"[executor] no session with {self._address}: {reason}"
             ) from error
+        self._has_had_session = True
+        return session
+
+    async def _open_channel(self, resume: ExecutorSession | None) -> ExecutorSession:
+        channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+        try:
+            return await self._open(channel, resume)
         except BaseException:
             await channel.close(None)
             raise

@@ -75,7 +75,8 @@ class Session:
         if scheduler_epoch < self._scheduler_epoch:
             raise StaleEpochError(
                 f"[start] scheduler_epoch must be at least {self._scheduler_epoch}, "
-                f"got {scheduler_epoch}"
+                f"got {scheduler_epoch}",
+                {"scheduler_epoch": str(self._scheduler_epoch)},
             )
         if scheduler_epoch > self._scheduler_epoch:
             self._scheduler_epoch = scheduler_epoch

@@ -18,6 +18,7 @@ from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from isobatch.executor.v1 import provenance_pb2 as provenance_pb
 from isobatch.executor.v1 import token_rows_pb2 as rows_pb
+from scheduler_service.executor_client import ExecutorClient
 from tests.support.executor_harness import (
     Harness,
     SessionClient,
@@ -214,6 +215,14 @@ async def test_an_older_session_is_refused_and_disturbs_nobody(harness: Harness)
         assert reason_of(raised.value) == "STALE_EPOCH"
         result = await live.step(step_message(1, [(1, (5,), 0)]))
         assert _ids(result.argmax_ids) == [_argmax(5)]
+
+
+async def test_a_scheduler_whose_clock_was_set_back_takes_over(harness: Harness) -> None:
+    async with session(harness, epoch=2**62):
+        client = ExecutorClient(f"unix:{harness.socket}")
+        found = await client.connect()
+        assert found.scheduler_epoch > 2**62
+        await found.close()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The executor goes away in every way it can; streams go on with the tokens they would have had."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -11,8 +12,9 @@ from isobatch.executor.v1 import token_rows_pb2
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from scheduler_service.core import SamplingParams
+from scheduler_service.executor_client import ExecutorClient, ExecutorUnavailableError
 from tests.support.fake_executor import DropSession, FakeExecutor
-from tests.support.scheduler_harness import Harness, collect, running, until
+from tests.support.scheduler_harness import Harness, collect, running, socket_folder, until
 from tests.support.tiny_tokenizer import vocab_size
 from tests.support.toy_model import ToyModel
 
@@ -224,3 +226,29 @@ async def test_a_later_scheduler_takes_over_and_the_earlier_gives_up() -> None:
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await earlier.wait_serving(False)
             await _stream(later, 12)
+
+
+async def test_a_clock_that_was_set_back_keeps_no_scheduler_out() -> None:
+    """Who has just started goes above the epoch that the executor knows, and works."""
+    ahead = time.time_ns() + 10**18
+    async with running(FakeExecutor(scheduler_epoch=ahead)) as harness:
+        await _stream(harness, 10)
+        assert harness.executor.scheduler_epoch > ahead + 1
+
+
+async def test_a_scheduler_that_was_replaced_does_not_come_back() -> None:
+    """Not even with the epoch that follows its own, and the new one keeps its session."""
+    executor = FakeExecutor()
+    with socket_folder() as folder:
+        address = f"unix:{folder}/x.sock"
+        async with executor.serving(address):
+            old, new = ExecutorClient(address), ExecutorClient(address)
+            executor.scheduler_epoch = time.time_ns() + 10**18
+            first = await old.connect()
+            second = await new.connect()
+            for _ in range(3):
+                with pytest.raises(ExecutorUnavailableError, match="FAILED_PRECONDITION"):
+                    await old.connect()
+            assert first.scheduler_epoch < second.scheduler_epoch == executor.scheduler_epoch
+            await first.close()
+            await second.close()

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import grpc
 import numpy as np
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from isobatch.executor.v1 import token_rows_pb2
 from scheduler_service.sampling import RowStatistics, Statistic
@@ -39,4 +42,19 @@ def pack_statistics(
     )
     result.top_k_weights = b"".join(
         a.top_k_weights.tobytes() for a in tops if a.top_k_weights is not None
+    )
+
+
+async def abort_stale(context: Any, last_epoch: int) -> None:
+    """Refuse a session as the contract says, naming the epoch that is too high for it."""
+    info = error_details_pb2.ErrorInfo(
+        reason="STALE_EPOCH", domain="isobatch", metadata={"scheduler_epoch": str(last_epoch)}
+    )
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    status = status_pb2.Status(code=9, message="stale", details=[detail])
+    await context.abort(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "stale",
+        (("grpc-status-details-bin", status.SerializeToString()),),
     )

@@ -20,7 +20,7 @@ from isobatch.executor.v1 import capabilities_pb2, provenance_pb2, token_rows_pb
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from scheduler_service.sampling import Statistic, row_statistics
-from tests.support.fake_answers import array, pack_statistics
+from tests.support.fake_answers import abort_stale, array, pack_statistics
 from tests.support.fake_prefix_cache import FakePrefixCache
 from tests.support.fake_provenance import toy_provenance
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, tokenizer_document, vocab_size
@@ -179,7 +179,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "start must come first")
         epoch = first.start.scheduler_epoch
         if epoch < self.scheduler_epoch:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "STALE_EPOCH")
+            await abort_stale(context, self.scheduler_epoch)
         self._fence.set()
         fence = self._fence = asyncio.Event()
         # The same epoch again goes on where its last session broke off.
