@@ -7,6 +7,7 @@
 | isobatch_executor_prefix_cache_evictions_total   | counter | model, tier         |
 | isobatch_executor_prefix_cache_blocks            | gauge   | model, tier         |
 | isobatch_executor_prefix_disk_events_total       | counter | model, event        |
+| isobatch_executor_prefix_disk_paused             | gauge   | model               |
 
 A lookup is an opened sequence that may start from cached positions; its tokens are those that it
 may take: from memory, from disk, or missed. A hit rate is a quotient of two rates. Blocks on disk
@@ -43,8 +44,9 @@ class PrefixCacheCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the families; numbers are single reads of other threads' integers."""
         counts, tier = self._prefixes.counts, self._prefixes.tier
-        num_on_disk, num_evicted, disk = 0, 0, DiskCounts()
+        num_on_disk, num_evicted, disk, is_paused = 0, 0, DiskCounts(), False
         if tier is not None:
+            is_paused = tier.is_paused
             num_on_disk, num_evicted = tier.folder.num_records, tier.folder.num_evicted
             disk = tier.counts
         yield self._counter(
@@ -87,6 +89,13 @@ class PrefixCacheCollector(Collector):
         for name, count in (("memory", counts.indexed), ("disk", num_on_disk)):
             blocks.add_metric((self._model_id, name), count)
         yield blocks
+        paused = GaugeMetricFamily(
+            f"{_NAME}disk_paused",
+            "1 while the disk takes no blocks, as when it is full.",
+            labels=("model",),
+        )
+        paused.add_metric((self._model_id,), is_paused)
+        yield paused
 
     def _counter(
         self, name: str, text: str, label: str, values: Mapping[str, int]

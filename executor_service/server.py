@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import start_http_server
 
 from executor_service import logs, socket_paths
+from executor_service.disk_cache.tier import CLOSE_SECONDS
 from executor_service.draft_metrics import DraftCollector
 from executor_service.engine.engine import build_engine
 from executor_service.engine.memory import give_back
@@ -42,12 +43,20 @@ SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_nam
 IDLE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
 _STOP_GRACE_SECONDS: Final = 1.0
+# launchd and systemd, as `isobatch service install` sets them up, kill after 30 s.
+_STOP_SECONDS: Final = 28.0
+_LEAST_DISK_SECONDS: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
 )
 _LOG = logs.get_logger(__name__)
+
+
+def disk_seconds(elapsed_seconds: float) -> float:
+    """Return how long the disk may take at the end, so long after the process was told to stop."""
+    return min(CLOSE_SECONDS, max(_LEAST_DISK_SECONDS, _STOP_SECONDS - elapsed_seconds))
 
 
 class Server:
@@ -170,8 +179,10 @@ class Server:
         watching = asyncio.ensure_future(SpeedWatch(self._host, engine, metrics).run())
         await self._stop.wait()
         watching.cancel()
+        stopped = time.monotonic()
         await self._drain(engine)
-        await asyncio.to_thread(self._thread.stop, engine.close)
+        seconds = disk_seconds(time.monotonic() - stopped)
+        await asyncio.to_thread(self._thread.stop, lambda: engine.close(seconds))
 
     async def _set_health(self, *, is_serving: bool) -> None:
         response = health_pb2.HealthCheckResponse

@@ -244,8 +244,10 @@ CACHE = Row("Key/value cache", (
           (Query(executor("prefix_cache_blocks"), "{{tier}}"),)),
     Panel("Prefix cache: evictions", "Blocks taken out to make room.", "short",
           (Query(rate(executor("prefix_cache_evictions_total"), "model, tier"), "{{tier}}"),)),
-    Panel("Prefix cache on disk", "Blocks by what became of them.", "short",
-          (Query(rate(executor("prefix_disk_events_total"), "model, event"), "{{event}}"),)),
+    Panel("Prefix cache on disk", "Blocks by what became of them; 1 while the disk takes none.",
+          "short",
+          (Query(rate(executor("prefix_disk_events_total"), "model, event"), "{{event}}"),
+           Query(executor("prefix_disk_paused"), "paused"))),
 ))  # fmt: skip
 
 HEALTH = Row("Health", (

@@ -34,11 +34,11 @@ READ_SECONDS: Final = 2.0
 READ_SECONDS_BESIDE_OTHERS: Final = 0.25
 # Memory for blocks that wait to be written.
 QUEUE_BYTES: Final = 64 << 20
-# Longest time that blocks are written when the process ends.
+# Longest time that blocks are read for the disk when the process ends.
 FLUSH_SECONDS: Final = 3.0
-# Longest time to wait for what is in the queue then.
-CLOSE_SECONDS: Final = 20.0
-# After a write that failed, as on a full disk.
+# Longest time that the end takes in all, until what is in the queue is written.
+CLOSE_SECONDS: Final = 10.0
+# After a write that failed, as on a full disk: then one is tried.
 PAUSE_SECONDS: Final = 30.0
 # Of openings that would not read because it was slow, one in so many tries whether it still is.
 _TRIES: Final = 16
@@ -143,6 +143,9 @@ class DiskTier:
         self._deadline = 0.0
         self._began_ns = 0
         self._may_write_after = 0.0
+        # True from a write that failed until one succeeds.
+        self.is_paused = False
+        self._is_given_up = False
         size = max(4, QUEUE_BYTES // max(1, record_format.payload_bytes))
         self._queue: queue.Queue[_Job | None] = queue.Queue(size)
         self._writer = threading.Thread(target=self._write_all, name="prefix-disk", daemon=True)
@@ -200,9 +203,15 @@ class DiskTier:
         if num_blocks >= _PROMPT_BLOCKS:
             self.cost.note_compute(seconds / num_blocks)
 
-    def flush(self, blocks: list[tuple[ChainNode, BlockId]]) -> None:
-        """Bring blocks to disk, in this order, before the process ends; takes a bounded time."""
-        deadline = self._clock() + self.flush_seconds
+    def flush(
+        self, blocks: list[tuple[ChainNode, BlockId]], seconds: float = CLOSE_SECONDS
+    ) -> None:
+        """Bring blocks to disk, in this order, before the process ends.
+
+        Takes at most about `seconds`, however slow the disk is.
+        """
+        started = self._clock()
+        deadline = started + min(self.flush_seconds, seconds)
         began_ns = time.time_ns()
         for node, block in blocks:
             left = deadline - self._clock()
@@ -215,7 +224,7 @@ class DiskTier:
                 self._queue.put(self._job(node, block, used_ns), timeout=left)
             except queue.Full:
                 break
-        self.close()
+        self.close(seconds - (self._clock() - started))
 
     def _job(self, node: ChainNode, block: BlockId, used_ns: int) -> _Job:
         bits = self._blocks.read_block(block)
@@ -225,11 +234,15 @@ class DiskTier:
         """Wait until nothing waits to be written."""
         self._queue.join()
 
-    def close(self) -> None:
-        """Write what waits and stop the thread, or leave it alone when the disk does not answer."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Write what waits and stop the thread; after `seconds` leave it alone with its disk."""
+        deadline = self._clock() + seconds
         with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=CLOSE_SECONDS)
-            self._writer.join(CLOSE_SECONDS)
+            self._queue.put(None, timeout=max(0.0, seconds))
+            self._writer.join(max(0.0, deadline - self._clock()))
+        if self._writer.is_alive():
+            self._is_given_up = True
+            _LOG.warning("prefix cache: the disk is too slow", blocks_lost=self._queue.qsize())
 
     def _write_all(self) -> None:
         """The writer's thread."""
@@ -237,7 +250,7 @@ class DiskTier:
             self.folder.trim()
         except OSError as error:
             self._refused(error)
-        while (job := self._queue.get()) is not None:
+        while (job := self._queue.get()) is not None and not self._is_given_up:
             self._write(job)
             self._queue.task_done()
             # An idle thread must not keep the last block alive.
@@ -250,11 +263,19 @@ class DiskTier:
             record = self._format.encode(job.header, job.bits)
             self.folder.write(job.name, record, job.used_ns)
             self.counts.written += 1
+            if self.is_paused:
+                self.is_paused = False
+                _LOG.info("prefix cache: blocks are written to disk again")
         except (OSError, MemoryError) as error:
             self._refused(error)
 
     def _refused(self, error: OSError | MemoryError) -> None:
-        if not self.counts.failed:
-            _LOG.warning("prefix cache: a block was not written", error=str(error))
+        if not self.is_paused:
+            self.is_paused = True
+            _LOG.warning(
+                "prefix cache: no blocks are written to disk until it takes one",
+                error=str(error),
+                try_seconds=PAUSE_SECONDS,
+            )
         self.counts.failed += 1
         self._may_write_after = self._clock() + PAUSE_SECONDS

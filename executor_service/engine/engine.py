@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import psutil
 
+from executor_service.disk_cache.tier import CLOSE_SECONDS
 from executor_service.drafting.build import DraftModel, build_draft, load_draft
 from executor_service.engine.backends import BLOCK_SIZE, make_backend
 from executor_service.engine.capabilities import (
@@ -96,10 +97,13 @@ class Engine:
     prefixes: PrefixCache
     draft: DraftModel | None = None
 
-    def close(self) -> None:
-        """Bring cached blocks to disk, stop the backend's threads and free its memory."""
+    def close(self, disk_seconds: float = CLOSE_SECONDS) -> None:
+        """Bring cached blocks to disk, stop the backend's threads and free its memory.
+
+        A slow disk gets at most `disk_seconds`.
+        """
         self.session.end()
-        self.prefixes.close()
+        self.prefixes.close(disk_seconds)
         self.backend.close()
         if self.draft is not None:
             self.draft.close()

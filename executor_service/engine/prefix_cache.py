@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from executor_service.disk_cache.folder import DiskFolder
 from executor_service.disk_cache.record import RecordFormat
-from executor_service.disk_cache.tier import DiskTier
+from executor_service.disk_cache.tier import CLOSE_SECONDS, DiskTier
 from executor_service.errors import ConfigError
 from executor_service.kv_cache.chain import CacheIdentity, Chains
 from executor_service.kv_cache.prefix_index import PrefixCounts, PrefixIndex
@@ -37,10 +37,10 @@ class PrefixCache:
         """Counts of the index; zeros without one."""
         return PrefixCounts() if self.index is None else self.index.counts
 
-    def close(self) -> None:
-        """Bring what no sequence holds to disk."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Bring what no sequence holds to disk, as far as `seconds` reach."""
         if self.index is not None and self.tier is not None:
-            self.tier.flush(self.index.blocks())
+            self.tier.flush(self.index.blocks(), seconds)
 
 
 def build_prefix_cache(

@@ -31,7 +31,7 @@ def _samples(prefixes: PrefixCache) -> dict[str, float]:
 
 def test_no_cache_shows_zeros() -> None:
     samples = _samples(PrefixCache(None, None))
-    assert len(samples) == 14
+    assert len(samples) == 15
     assert set(samples.values()) == {0}
 
 
@@ -41,6 +41,7 @@ def test_shows_what_the_cache_counted(tmp_path: Path) -> None:
     index.counts = PrefixCounts(1, 2, 3, 4, 5, 6, 7)
     tier.folder.num_records, tier.folder.num_evicted = 8, 9
     tier.counts = DiskCounts(10, 11, 12, 13, 14)
+    tier.is_paused = True
     assert _samples(PrefixCache(index, tier)) == {
         'cache_lookups_total{model="toy",result="hit"}': 1,
         'cache_lookups_total{model="toy",result="miss"}': 2,
@@ -56,4 +57,5 @@ def test_shows_what_the_cache_counted(tmp_path: Path) -> None:
         'disk_events_total{event="damaged",model="toy"}': 12,
         'disk_events_total{event="failed",model="toy"}': 13,
         'disk_events_total{event="slow",model="toy"}': 14,
+        'disk_paused{model="toy"}': 1,
     }
