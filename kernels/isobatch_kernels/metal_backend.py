@@ -7,35 +7,30 @@ same code runs under the harness of tests/metal_on_cpu. Nothing here raises the 
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isobatch_kernels.deferred_step import SubmitByRun
-from isobatch_kernels.metal import activations as act
+from isobatch_kernels.deferred_step import MAX_PENDING_STEPS
 from isobatch_kernels.metal import attention as attn
-from isobatch_kernels.metal import linear as lin
-from isobatch_kernels.metal.cache import KeyValuePool, pool_layout
+from isobatch_kernels.metal.cache import BlockCopies, KeyValuePool, pool_layout
+from isobatch_kernels.metal.forward import Forward, stages
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.model import DeviceModel
-from isobatch_kernels.metal.non_finite import find_first_ops, suspicious_buffers
+from isobatch_kernels.metal.non_finite import Watched, find_first_ops, watch
+from isobatch_kernels.metal.pending import SubmittedStep
 from isobatch_kernels.metal.profile import MetalProfile
-from isobatch_kernels.metal.statistics import RowResults, empty_results, row_statistics
+from isobatch_kernels.metal.statistics import (
+    empty_results,
+    read_statistics,
+    row_statistics,
+    take_tokens,
+)
 from isobatch_kernels.metal.step_check import StepLimits, check_step, warm_up_step
 from isobatch_kernels.paths import PathCounter
-from isobatch_kernels.program import (
-    AllGather,
-    Embed,
-    GateQuantize,
-    Linear,
-    NormQuantize,
-    Observe,
-    PagedAttention,
-    Quantize,
-    RopeWriteKV,
-    RowStatistics,
-)
+from isobatch_kernels.program import RopeWriteKV, RowStatistics
 from isobatch_kernels.rope_table import rope_digest
 from isobatch_kernels.step import StepOutput
 
@@ -45,7 +40,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from isobatch_kernels.metal.arrays import ArrayLibrary, KernelFactory, LibraryArray
-    from isobatch_kernels.program import Op, Program
+    from isobatch_kernels.metal.forward import StepWork
+    from isobatch_kernels.metal.statistics import DeviceStatistics, RowResults
+    from isobatch_kernels.program import Program
     from isobatch_kernels.step import Float32, Int32, PathCount, StepInput
 
 
@@ -59,30 +56,7 @@ class MetalLimits:
     max_num_batched_tokens: int
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step in work: its arrays on the device, and buffers by name."""
-
-    step: StepInput
-    ids: LibraryArray
-    all_rows: LibraryArray
-    wanted_rows: LibraryArray
-    attention: attn.AttentionStep
-    cache_rows: LibraryArray
-    buffers: dict[str, Any]
-    queries: dict[str, LibraryArray]
-    results: RowResults | None = None
-
-    @property
-    def tokens(self) -> int:
-        return len(self.step.token_ids)
-
-    @property
-    def wanted(self) -> int:
-        return len(self.step.wanted)
-
-
-class MetalBackend(SubmitByRun):
+class MetalBackend:
     """Runs one Program on a Metal device; implements `step.Backend`."""
 
     def __init__(
@@ -126,7 +100,11 @@ class MetalBackend(SubmitByRun):
                 f"[metal] the RoPE table must cover the context, got {table.size} values"
             )
         self._rope_digest = rope_digest(table, program.rope.rotary_dim)
-        self._rope_table = self._launcher.upload(table)
+        self._forward = Forward(program, self._launcher, self._model, self._launcher.upload(table))
+        self._stages = stages(program, self._profile.layers_per_stage)
+        self._pending: deque[SubmittedStep] = deque()
+        self._chosen: DeviceStatistics | None = None  # of the step submitted last
+        self._last_end_ns = 0
         self._paths = PathCounter(program, self.unit)
         self._step_limits = StepLimits(
             limits.max_num_batched_tokens,
@@ -157,27 +135,84 @@ class MetalBackend(SubmitByRun):
         """Kernels launched so far."""
         return self._launcher.dispatches
 
+    def submit(self, step: StepInput) -> SubmittedStep:
+        """Enqueues a step, stage by stage (see `step.Backend`).
+
+        Token ids that the step before chose are read on the device, so nothing of it has to be
+        known here. A stage writes into layers of the cache that the same stage of the step before
+        reads; only once that has been computed can MLX write in place, so that is waited for. The
+        later stages of the step before keep the device busy meanwhile.
+
+        Raises:
+            ValueError: the step is malformed, two are pending, or the backend closed; nothing was
+                written.
+        """
+        if not self._open:
+            raise ValueError("[metal] the backend must be open, got a closed one")
+        if len(self._pending) == MAX_PENDING_STEPS:
+            raise ValueError(
+                f"[step] at most {MAX_PENDING_STEPS} steps may be pending, got one more"
+            )
+        check_step(step, self._step_limits)
+        began = time.perf_counter_ns()
+        before = self._pending[-1].markers if self._pending else []
+        ids = take_tokens(self._launcher, step, self._chosen, self._program.dimensions.vocab_size)
+        profile, arrays = self._profile, self._arrays
+        work = self._forward.prepare(step, ids, self._pool, profile)
+        markers: list[LibraryArray] = []
+        watched = Watched((), (), 0)
+        for number, stage in enumerate(self._stages):
+            if before:
+                arrays.wait(before[number])
+            for index in stage:
+                self._forward.run_op(index, work, profile)
+            live = work.live()
+            if stage is self._stages[-1]:
+                watched = watch(self._launcher, self._model, work.buffers, work.tokens)
+                live += watched.arrays()
+            arrays.start(*live, *(self._pool.layer(layer) for layer in self._written(stage)))
+            # The least of them: a marker is held until the step after the next.
+            markers.append(min(live, key=lambda array: int(array.size)))
+        statistics = self._statistics(work)
+        if statistics is not None:
+            arrays.start(*statistics.arrays())
+        work.buffers.clear()
+        work.queries.clear()
+        self._chosen = statistics
+        pending = SubmittedStep(work, markers, watched, statistics, began, self._finish)
+        self._pending.append(pending)
+        return pending
+
     def run(self, step: StepInput) -> StepOutput:
         """Computes a step (see `step.Backend`).
 
         Raises:
             ValueError: the step is malformed, or the backend closed; nothing was written.
         """
-        if not self._open:
-            raise ValueError("[metal] the backend must be open, got a closed one")
-        check_step(step, self._step_limits)
-        begin = time.perf_counter_ns()
-        work = self._prepare(step)
-        for index, op in enumerate(self._program.ops):
-            if not isinstance(op, RowStatistics):
-                self._run_op(index, op, work)
-        suspicious = suspicious_buffers(self._launcher, self._model, work.buffers, work.tokens)
+        return self.submit(step).finish()
+
+    def _written(self, stage: range) -> list[int]:
+        """Layers whose cache a stage writes."""
+        ops = (self._program.ops[index] for index in stage)
+        return [op.layer for op in ops if isinstance(op, RopeWriteKV)]
+
+    def _finish(self, pending: SubmittedStep) -> StepOutput:
+        if not self._pending or self._pending[0] is not pending:
+            raise ValueError("[step] steps must be finished once and in order, got another one")
+        self._pending.popleft()
+        arrays, work = self._arrays, pending.work
+        arrays.wait(*pending.watched.arrays(), pending.markers[-1])
         middle = time.perf_counter_ns()
-        results = self._statistics(work)
-        non_finite = np.full(len(step.query_start_loc) - 1, -1, np.int32)
-        if suspicious or not (np.abs(results.max_logits) < 2.0**96).all():
-            non_finite = self._diagnose(step, results)
-        end = time.perf_counter_ns()
+        results = empty_results(work.wanted)
+        if pending.statistics is not None:
+            results = read_statistics(arrays, pending.statistics)
+        non_finite = np.full(len(work.step.query_start_loc) - 1, -1, np.int32)
+        fits = (np.abs(results.max_logits) < 2.0**96).all()
+        if pending.watched.is_suspicious(arrays) or not fits:
+            non_finite = self._diagnose(work, results)
+        # A step that was submitted while another ran begins when that one ends.
+        begin = max(pending.began_ns, self._last_end_ns)
+        self._last_end_ns = end = time.perf_counter_ns()
         return StepOutput(
             logits=results.logits,
             argmax_ids=results.argmax_ids,
@@ -189,7 +224,7 @@ class MetalBackend(SubmitByRun):
             top_k_logits=results.top_k_logits,
             top_k_weights=results.top_k_weights,
             non_finite_ops=non_finite,
-            forward_ns=middle - begin,
+            forward_ns=max(0, middle - begin),
             statistics_ns=end - middle,
             paths=self._count_paths(work),
         )
@@ -206,12 +241,16 @@ class MetalBackend(SubmitByRun):
         for rows in sorted({*tiles, tiles[-1] + 1}):
             if rows <= most and rows <= self._limits.num_blocks * block_size:
                 self.run(warm_up_step(0, rows, block_size))
+        # A token of the step before, which is on the device.
+        self.run(replace(warm_up_step(0, 1, block_size), token_sources=np.zeros(1, np.int32)))
         last = min(attn.CHUNK, self._program.dimensions.context_length - 1)
         # Its table names block 0 for every position: only the kernels matter.
-        work = self._prepare(warm_up_step(last, 1, block_size, one_block=True))
-        for index, op in enumerate(self._program.ops):
-            if not isinstance(op, RowStatistics):
-                self._run_op(index, op, work)
+        step = warm_up_step(last, 1, block_size, one_block=True)
+        ids = self._launcher.upload(step.token_ids)
+        work = self._forward.prepare(step, ids, self._pool, self._profile)
+        for index in range(len(self._program.ops)):
+            self._forward.run_op(index, work, self._profile)
+        self._arrays.wait(*work.live())
         self.zero_blocks(np.arange(min(blocks, self._limits.num_blocks), dtype=np.int32))
 
     def choices(self, num_rows: int) -> Sequence[str]:
@@ -238,152 +277,42 @@ class MetalBackend(SubmitByRun):
         """Lets go of weights and cache; nothing runs afterwards."""
         self._program = replace(self._program, buffers=(), ops=())
         self._model = DeviceModel(self._arrays, self._program)
+        self._forward = Forward(self._program, self._launcher, self._model, None)
         self._pool = KeyValuePool(self._arrays, self._pool.layout, 0)
+        self._pending.clear()
+        self._chosen = None
         self._open = False
 
-    # What follows is one step, in order.
-
-    def _prepare(self, step: StepInput) -> _Step:
-        upload = self._launcher.upload
-        tokens = len(step.token_ids)
-        lengths = np.diff(step.query_start_loc)
-        shape = attn.attention_shape(self._program.dimensions, int(lengths.max()))
-        tiles = attn.token_tiles(step.query_start_loc, shape.token_tile)
-        max_chunks = int(step.positions.max()) // attn.CHUNK + 1
-        groups = len(tiles) * shape.head_tiles
-        split = self._profile.use_split and max_chunks > 1 and groups < self._profile.split_below
-        token_rows = np.repeat(np.arange(len(lengths)), lengths)
-        block_size = self._limits.block_size
-        blocks = step.block_tables[token_rows, step.positions // block_size]
-        return _Step(
-            step=step,
-            ids=upload(step.token_ids.astype(np.int32)),
-            all_rows=upload(np.arange(tokens, dtype=np.int32)),
-            wanted_rows=upload(step.wanted.astype(np.int32)),
-            attention=attn.AttentionStep(
-                shape=shape,
-                tables=upload(step.block_tables.astype(np.int32)),
-                positions=upload(step.positions.astype(np.int32)),
-                tiles=upload(tiles),
-                num_tiles=len(tiles),
-                num_tokens=tokens,
-                max_blocks=step.block_tables.shape[1],
-                max_chunks=max_chunks,
-                split=split,
-            ),
-            cache_rows=self._arrays.array(
-                self._pool.layout.rows_of_positions(blocks, step.positions % block_size)
-            ),
-            buffers={},
-            queries={},
-        )
-
-    def _run_op(self, index: int, op: Op, work: _Step) -> None:
-        if work.wanted == 0 and getattr(op, "wanted_only", False):
-            return
-        launcher, model, buffers = self._launcher, self._model, work.buffers
-        match op:
-            case Embed():
-                buffers[op.out] = self._embed(index, work)
-            case NormQuantize():
-                rows, count = work.all_rows, work.tokens
-                if op.wanted_only:
-                    rows, count = work.wanted_rows, work.wanted
-                norm, layout = model.norms[index], model.layouts.get(op.out)
-                buffers[op.out] = (
-                    act.norm_rows(launcher, buffers[op.x], norm, rows, count)
-                    if layout is None
-                    else act.norm_quantize(launcher, buffers[op.x], norm, rows, count, layout)
-                )
-            case Quantize():
-                layout = model.layouts[op.out]
-                buffers[op.out] = act.quantize(launcher, buffers[op.x], work.tokens, layout)
-            case GateQuantize():
-                layout, gate_up = model.layouts.get(op.out), buffers[op.gate_up]
-                buffers[op.out] = (
-                    act.gate(launcher, gate_up, work.tokens, model.widths[op.out])
-                    if layout is None
-                    else act.gate_quantize(launcher, gate_up, work.tokens, layout)
-                )
-            case Linear():
-                buffers[op.out] = self._linear(index, op, work)
-            case RopeWriteKV():
-                self._rope_write_kv(op, work)
-            case PagedAttention():
-                buffers[op.out] = attn.paged_attention(
-                    launcher,
-                    work.queries[op.qkv],
-                    self._pool.layer(op.layer),
-                    self._pool.layout,
-                    work.attention,
-                    op.window,
-                )
-            case AllGather() | Observe() | RowStatistics():
-                pass
-
-    def _embed(self, index: int, work: _Step) -> LibraryArray:
-        embedding = self._model.embeddings[index]
-        if embedding.quantized is not None:
-            return lin.embed(self._launcher, embedding.quantized, work.ids, work.tokens)
-        values, width = embedding.dense_values, embedding.width
-        return lin.embed_dense(self._launcher, values, width, work.ids, work.tokens)
-
-    def _linear(self, index: int, op: Linear, work: _Step) -> LibraryArray:
-        layer, x = self._model.linears[index], work.buffers[op.x]
-        residual = None if op.residual is None else work.buffers[op.residual]
-        outputs, begin = [], 0
-        for part, bias, width in zip(layer.parts, layer.biases, layer.widths, strict=True):
-            own = residual
-            if residual is not None and len(layer.parts) > 1:
-                own = self._arrays.columns(residual, begin, begin + width)
-            begin += width
-            epilogue = lin.Epilogue(bias, own, op.wanted_only)
-            if isinstance(part, lin.DeviceWeight):
-                path, tile = self._profile.linear.choose(x.rows)
-                outputs.append(lin.quantized_linear(self._launcher, path, tile, x, part, epilogue))
-            else:
-                rows = work.wanted if op.wanted_only else work.tokens
-                outputs.append(lin.dense_linear(self._launcher, x, rows, part, epilogue))
-        return outputs[0] if len(outputs) == 1 else self._arrays.join_columns(outputs)
-
-    def _rope_write_kv(self, op: RopeWriteKV, work: _Step) -> None:
-        rope = self._program.rope
-        work.queries[op.qkv], values = attn.rope_write_kv(
-            self._launcher,
-            work.buffers[op.qkv],
-            work.attention.positions,
-            self._rope_table,
-            work.tokens,
-            self._program.dimensions,
-            rope.rotary_dim,
-            rope.interleaved,
-            self._pool.layout,
-        )
-        self._pool.write(op.layer, work.cache_rows, values)
-
-    def _statistics(self, work: _Step) -> RowResults:
+    def _statistics(self, work: StepWork) -> DeviceStatistics | None:
         for op in self._program.ops:
             if isinstance(op, RowStatistics) and work.wanted:
-                width = self._model.widths[op.logits]
-                return row_statistics(self._launcher, work.buffers[op.logits], width, work.step)
-        return empty_results(work.wanted)
+                logits, width = work.buffers[op.logits], self._model.widths[op.logits]
+                return row_statistics(self._launcher, logits, width, work.step)
+        return None
 
-    def _diagnose(self, step: StepInput, results: RowResults) -> Int32:
-        """Runs the step once more, op by op, to name each row's first op: rare, so not kept fast.
+    def _diagnose(self, work: StepWork, results: RowResults) -> Int32:
+        """Runs a step once more, op by op, to name each row's first op: rare, so not kept fast.
 
-        The same keys and values are written again.
+        It reads and writes copies of the blocks that the step sees. The next step may be running,
+        and blocks of rows that ended may have other owners by now.
         """
-        work = self._prepare(step)
+        step = work.step
+        blocks = np.unique(step.block_tables[step.block_tables >= 0]).astype(np.int32)
+        tables = np.searchsorted(blocks, step.block_tables).astype(np.int32)
+        copies = BlockCopies(self._arrays, self._pool, blocks)
+        again = self._forward.prepare(
+            replace(step, block_tables=tables), work.ids, copies, self._profile
+        )
 
         def advance(index: int) -> dict[str, Any]:
-            self._run_op(index, self._program.ops[index], work)
-            return work.buffers
+            self._forward.run_op(index, again, self._profile)
+            return again.buffers
 
         return find_first_ops(
             self._program, self._model, self._arrays, step, results.max_logits, advance
         )
 
-    def _count_paths(self, work: _Step) -> list[PathCount]:
+    def _count_paths(self, work: StepWork) -> list[PathCount]:
         counts = []
         for count in self._paths.count(work.step):
             path = count.path

@@ -33,7 +33,7 @@ def factory() -> EmulatedKernelFactory:
     kernels = EmulatedKernelFactory()
     backend = metal_backend(tiny_program(np.random.default_rng(7)), kernels)
     backend.run(make_step([Row([1] * 30, 0, (1, 2)), Row([2], 0, (3,))]))
-    backend.run(make_step([Row([1], 30, (1, 2))]))
+    backend.run(make_step([Row([1], 30, (1, 2))], token_sources=np.array([1], np.int32)))
     backend.run(make_step([Row([1], 270, tuple(range(20)))]))
     for case in (*activations.CASES[:4], *linear.CASES):
         case(kernels)

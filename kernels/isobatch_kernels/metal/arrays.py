@@ -85,6 +85,15 @@ class ArrayLibrary(Protocol):
         """Rows of an (N, W) array."""
         ...
 
+    def take_rows(self, array: LibraryArray, rows: LibraryArray) -> LibraryArray:
+        """A copy of rows of an (N, W) array."""
+        ...
+
+    def start(self, *arrays: LibraryArray) -> None:
+        """Hands all of them to the device and returns at once; what they read stays held until
+        they have been computed."""
+        ...
+
     def wait(self, *arrays: LibraryArray) -> None:
         """Returns once all of them have been computed: one round trip to the device."""
         ...
@@ -132,6 +141,14 @@ class MlxArrays:
     def rows(self, array: LibraryArray, begin: int, end: int) -> LibraryArray:
         """A slice."""
         return array[begin:end]
+
+    def take_rows(self, array: LibraryArray, rows: LibraryArray) -> LibraryArray:
+        """A gather."""
+        return array[rows]
+
+    def start(self, *arrays: LibraryArray) -> None:
+        """Evaluates without waiting."""
+        self._mx.async_eval(*arrays)
 
     def wait(self, *arrays: LibraryArray) -> None:
         """Evaluates."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,17 +62,19 @@ class PoolLayout:
         values = ((2 * block + 1) * self.num_kv_heads + heads) * size + slot * self.vectors + parts
         return np.concatenate([keys.reshape(-1), values.reshape(-1)]).astype(np.int32)
 
-    def rows_of_block(self, block: int) -> Int32:
-        """All rows of a block."""
+    def rows_of_blocks(self, blocks: Int32) -> Int32:
+        """All rows of blocks, one block after the other."""
         count = 2 * self.rows_of_half_block
-        return np.arange(block * count, (block + 1) * count, dtype=np.int32)
+        first = np.asarray(blocks, np.int32)[:, None] * np.int32(count)
+        return np.asarray((first + np.arange(count, dtype=np.int32)).reshape(-1), np.int32)
 
 
 class KeyValuePool:
     """One array a layer, so that a layer's writes wait for nothing else.
 
     Writes are assignments by index, which MLX does in place when nobody else holds the array; so
-    nothing here keeps a second reference to one.
+    nothing here keeps a second reference to one. A step that runs holds the layers that it reads,
+    which is why blocks are cleared only where the next step writes a layer.
     """
 
     def __init__(self, arrays: ArrayLibrary, layout: PoolLayout, num_layers: int) -> None:
@@ -81,28 +83,39 @@ class KeyValuePool:
         self._layers = [
             arrays.zeros((layout.num_rows, layout.vector), "float16") for _ in range(num_layers)
         ]
+        self._to_clear: list[list[LibraryArray]] = [[] for _ in range(num_layers)]  # rows
 
     def layer(self, index: int) -> LibraryArray:
         """The pool of one layer, for a kernel's input."""
+        self._clear(index)
         return self._layers[index]
 
     def write(self, layer: int, rows: LibraryArray, values: LibraryArray) -> None:
         """values: (len(rows), vector) float16."""
+        self._clear(layer)
+        self._assign(layer, rows, values)
+
+    def _assign(self, layer: int, rows: LibraryArray, values: LibraryArray) -> None:
         target = self._layers[layer]
         self._layers[layer] = None
         self._layers[layer] = self._arrays.scatter_rows(target, rows, values)
 
+    def _clear(self, layer: int) -> None:
+        for rows in self._to_clear[layer]:
+            zeros = self._arrays.zeros((rows.size, self.layout.vector), "float16")
+            self._assign(layer, rows, zeros)
+        self._to_clear[layer] = []
+
     def zero_blocks(self, blocks: Int32) -> None:
-        """Clears blocks in every layer."""
+        """Clears blocks in every layer, before anything else looks at that layer."""
         if len(blocks) == 0:
             return
         outside = [int(b) for b in blocks if not 0 <= b < self.layout.num_blocks]
         if outside:
             raise ValueError(f"[metal] block ids must lie in the pool, got {outside[0]}")
-        rows = np.concatenate([self.layout.rows_of_block(int(block)) for block in blocks])
-        zeros = np.zeros((len(rows), self.layout.vector), np.float16)
-        for layer in range(len(self._layers)):
-            self.write(layer, self._arrays.array(rows), self._arrays.array(zeros))
+        rows = self._arrays.array(self.layout.rows_of_blocks(blocks))
+        for due in self._to_clear:
+            due.append(rows)
 
     def read_block(self, block: int) -> npt.NDArray[np.uint16]:
         """(num_layers, 2, num_kv_heads, block_size, head_dim) fp16 bits."""
@@ -110,9 +123,9 @@ class KeyValuePool:
         if not 0 <= block < z.num_blocks:
             raise ValueError(f"[metal] block ids must lie in the pool, got {block}")
         out = []
-        for pool in self._layers:
+        for layer in range(len(self._layers)):
             count = 2 * z.rows_of_half_block
-            rows = self._arrays.rows(pool, block * count, (block + 1) * count)
+            rows = self._arrays.rows(self.layer(layer), block * count, (block + 1) * count)
             data = np.ascontiguousarray(self._arrays.numpy(rows)).view(np.uint16)
             keys, values = np.split(data, 2)
             by_vector = keys.reshape(z.num_kv_heads, z.vectors, z.block_size, z.vector)
@@ -127,12 +140,38 @@ class KeyValuePool:
         check_block(bits, shape)
         if not 0 <= block < z.num_blocks:
             raise ValueError(f"[metal] block ids must lie in the pool, got {block}")
-        rows = z.rows_of_block(block)
+        rows = z.rows_of_blocks(np.array([block], np.int32))
         for layer, (keys, values) in enumerate(bits):
             by_vector = keys.reshape(z.num_kv_heads, z.block_size, z.vectors, z.vector)
             data = np.concatenate([by_vector.transpose(0, 2, 1, 3).reshape(-1), values.reshape(-1)])
             contents = data.view(np.float16).reshape(len(rows), z.vector)
             self.write(layer, self._arrays.array(rows), self._arrays.array(contents))
+
+
+class BlockCopies:
+    """Copies of some blocks, made layer by layer, for a run that must leave the pool alone.
+
+    Blocks have new ids, their places in `blocks`.
+    """
+
+    def __init__(self, arrays: ArrayLibrary, pool: KeyValuePool, blocks: Int32) -> None:
+        self._arrays = arrays
+        self._pool = pool
+        self._rows = arrays.array(pool.layout.rows_of_blocks(blocks))
+        self.layout = replace(pool.layout, num_blocks=len(blocks))
+        self._current: tuple[int, LibraryArray] | None = None
+
+    def layer(self, index: int) -> LibraryArray:
+        """The copy of one layer; only the last one that was asked for is kept."""
+        if self._current is None or self._current[0] != index:
+            copy = self._arrays.take_rows(self._pool.layer(index), self._rows)
+            self._current = index, copy
+        return self._current[1]
+
+    def write(self, layer: int, rows: LibraryArray, values: LibraryArray) -> None:
+        """Writes into the copy alone."""
+        target = self.layer(layer)
+        self._current = layer, self._arrays.scatter_rows(target, rows, values)
 
 
 def pool_layout(dimensions: Dimensions, num_blocks: int, block_size: int) -> PoolLayout:

@@ -32,8 +32,8 @@ class LinearProfile:
     # (most rows, kernel, tile), ascending: what a measurement found for rows up to there.
     tuned: tuple[tuple[int, str, int], ...] = ()
 
-    def choose(self, rows: int) -> tuple[str, int]:
-        """Kernel and its tile for a row count."""
+    def choose(self, rows: int, shape: str = "") -> tuple[str, int]:
+        """Kernel and its tile for a row count and a layer's shape (`DeviceWeight.shape`)."""
         for bound, path, tile in self.tuned:
             if rows <= bound and (path != GEMV or rows == 1):
                 return path, tile
@@ -82,6 +82,11 @@ class DeviceWeight:
     scales: LibraryArray
     biases: LibraryArray
     host: PackedWeight  # sizes; its arrays are dropped by `to_device`
+
+    @property
+    def shape(self) -> str:
+        """Outputs, inputs and bits: layers of one shape take equally long."""
+        return f"{self.host.num_outputs}x{self.host.num_inputs}/{self.host.bits}"
 
     def format(self) -> list[tuple[str, Any]]:
         """Template arguments of weights.metal."""

@@ -88,7 +88,7 @@ class DeviceModel:
         self._shared.clear()  # held sources by identity while building
 
     def _parts(self, weights: Sequence[Weight]) -> tuple[DeviceWeight | DeviceDense, ...]:
-        key = tuple(id(_source(w)) for w in weights)
+        key = tuple(part for w in weights for part in _identity(w))
         if key not in self._shared:
             quantized = [w for w in weights if isinstance(w, QuantizedWeight)]
             dense = [w for w in weights if isinstance(w, DenseWeight)]
@@ -130,8 +130,10 @@ class DeviceModel:
         return DeviceEmbedding(part, None, weight.num_inputs)
 
 
-def _source(weight: Weight) -> Any:
-    return weight.packed if isinstance(weight, QuantizedWeight) else weight.values
+def _identity(weight: Weight) -> tuple[int, ...]:
+    if isinstance(weight, QuantizedWeight):
+        return id(weight.packed), id(weight.scales), id(weight.biases)
+    return (id(weight.values),)
 
 
 def _padded(values: Any) -> Any:

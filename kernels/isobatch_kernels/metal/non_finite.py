@@ -7,6 +7,7 @@ whether anything happened; only then is the step run again to name the op.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from isobatch_kernels.metal.arrays import ArrayLibrary
+    from isobatch_kernels.metal.arrays import ArrayLibrary, LibraryArray
     from isobatch_kernels.metal.launch import Launcher
     from isobatch_kernels.metal.model import DeviceModel
     from isobatch_kernels.program import Op, Program
@@ -45,22 +46,38 @@ def _watched(program: Program) -> list[str]:
     return sorted(residuals or rows)
 
 
-def suspicious_buffers(
-    launcher: Launcher, model: DeviceModel, buffers: dict[str, Any], tokens: int
-) -> list[str]:
-    """Names of watched buffers that end with a value that is not finite."""
-    found = []
+def watch(launcher: Launcher, model: DeviceModel, buffers: dict[str, Any], tokens: int) -> Watched:
+    """Enqueues the look at what a step's ops left behind."""
+    flags: list[LibraryArray] = []
+    scales: list[Activations] = []
     for name in _watched(model.program):
         if name in buffers and not isinstance(buffers[name], Activations):
-            flags = find_non_finite(launcher, buffers[name], tokens, model.widths[name])
-            if launcher.arrays.numpy(flags)[:tokens].any():
-                found.append(name)
+            flags.append(find_non_finite(launcher, buffers[name], tokens, model.widths[name]))
     for op in model.program.ops:
         if isinstance(op, NormQuantize) and op.wanted_only and op.out in buffers:
             value = buffers[op.out]
-            if isinstance(value, Activations) and np.isnan(_scales(launcher.arrays, value)).any():
-                found.append(op.out)
-    return found
+            if isinstance(value, Activations):
+                scales.append(value)
+    return Watched(tuple(flags), tuple(scales), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Arrays that tell whether a step met a value that is not finite."""
+
+    flags: tuple[LibraryArray, ...]  # each (tokens,)
+    scales: tuple[Activations, ...]
+    tokens: int
+
+    def arrays(self) -> list[LibraryArray]:
+        """All of them."""
+        return [*self.flags, *(value.d for value in self.scales)]
+
+    def is_suspicious(self, arrays: ArrayLibrary) -> bool:
+        """Waits for them; true where the step has to be looked at op by op."""
+        return any(arrays.numpy(each)[: self.tokens].any() for each in self.flags) or any(
+            np.isnan(_scales(arrays, value)).any() for value in self.scales
+        )
 
 
 def _scales(arrays: ArrayLibrary, value: Activations) -> Float32:

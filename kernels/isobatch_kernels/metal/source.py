@@ -15,7 +15,7 @@ from importlib import resources
 
 FAMILIES = (
     *("common", "weights", "quantize", "norm", "rope", "gemv", "gemv_multi", "gemm", "dense"),
-    *("embed", "attention", "statistics", "top_k"),
+    *("embed", "attention", "statistics", "top_k", "tokens"),
 )
 _DIRECTIVE = re.compile(r"^// @(\w+)\s+(.*)$", re.MULTILINE)
 

@@ -11,9 +11,11 @@ from isobatch_kernels.metal.launch import GROUP, MINIMUM
 from isobatch_kernels.step import Stat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
-    from isobatch_kernels.metal.arrays import LibraryArray
+    from isobatch_kernels.metal.arrays import ArrayLibrary, LibraryArray
     from isobatch_kernels.metal.launch import Launcher
     from isobatch_kernels.step import Float32, Int32, StepInput
 
@@ -51,10 +53,28 @@ def empty_results(wanted: int) -> RowResults:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStatistics:
+    """Statistics of a step on the device, computed or on their way."""
+
+    logits: LibraryArray  # (L, width) after edits
+    argmax: LibraryArray  # (L,)
+    largest: LibraryArray  # (L,)
+    sampled: Sequence[LibraryArray]  # normalisers and quantile ids (L,), or nothing
+    found: Sequence[LibraryArray]  # ids, logits and weights of the largest (L, stride), or nothing
+    counts: Int32  # (L,) K of each row
+    width: int
+    step: StepInput
+
+    def arrays(self) -> list[LibraryArray]:
+        """All of them."""
+        return [self.logits, self.argmax, self.largest, *self.sampled, *self.found]
+
+
 def row_statistics(
     launcher: Launcher, logits: LibraryArray, width: int, step: StepInput
-) -> RowResults:
-    """Edits, then every statistic that some row asks for.
+) -> DeviceStatistics:
+    """Enqueues edits, then every statistic that some row asks for.
 
     Args:
         launcher: runs the kernels.
@@ -86,10 +106,8 @@ def row_statistics(
         threads=32,
     )
     temperatures = launcher.upload(step.inverse_temperatures)
-    wants_sum = (step.statistics & Stat.NORMALIZER) != 0
-    wants_quantile = (step.statistics & Stat.QUANTILE) != 0
     sampled: list[LibraryArray] = []
-    if (wants_sum | wants_quantile).any():
+    if (step.statistics & (Stat.NORMALIZER | Stat.QUANTILE)).any():
         (sums,) = launcher.run(
             "chunk_sums",
             [logits, largest, temperatures, sizes],
@@ -114,18 +132,27 @@ def row_statistics(
             [(shape, "int32"), (shape, "float32"), (shape, "float32")],
             (1, rows, 1),
         )
-    numpy = launcher.arrays.numpy
-    launcher.arrays.wait(logits, argmax, largest, *sampled, *found)
+    return DeviceStatistics(logits, argmax, largest, sampled, found, counts, width, step)
+
+
+def read_statistics(arrays: ArrayLibrary, found: DeviceStatistics) -> RowResults:
+    """Waits for statistics and gives them to the host."""
+    numpy, step = arrays.numpy, found.step
+    arrays.wait(*found.arrays())
+    rows = len(step.wanted)
     normalizers = np.zeros(rows, np.float32)
     quantile_ids = np.full(rows, -1, np.int32)
-    if sampled:
-        normalizers[wants_sum] = numpy(sampled[0])[:rows][wants_sum]
-        quantile_ids[wants_quantile] = numpy(sampled[1])[:rows][wants_quantile]
-    starts, ids, values, weights = _ordered(counts, width, [numpy(a) for a in found])
+    if found.sampled:
+        wants_sum = (step.statistics & Stat.NORMALIZER) != 0
+        wants_quantile = (step.statistics & Stat.QUANTILE) != 0
+        normalizers[wants_sum] = numpy(found.sampled[0])[:rows][wants_sum]
+        quantile_ids[wants_quantile] = numpy(found.sampled[1])[:rows][wants_quantile]
+    top = [numpy(a) for a in found.found]
+    starts, ids, values, weights = _ordered(found.counts, found.width, top)
     return RowResults(
-        logits=numpy(logits),
-        argmax_ids=numpy(argmax)[:rows],
-        max_logits=numpy(largest)[:rows],
+        logits=numpy(found.logits),
+        argmax_ids=numpy(found.argmax)[:rows],
+        max_logits=numpy(found.largest)[:rows],
         normalizers=normalizers,
         quantile_ids=quantile_ids,
         top_k_starts=starts,
@@ -133,6 +160,33 @@ def row_statistics(
         top_k_logits=values,
         top_k_weights=weights,
     )
+
+
+def take_tokens(
+    launcher: Launcher, step: StepInput, before: DeviceStatistics | None, vocab_size: int
+) -> LibraryArray:
+    """(T,) token ids of a step, with those that the step before it chose filled in.
+
+    Raises:
+        ValueError: a source is not a wanted position of that step; nothing was written.
+    """
+    ids = launcher.upload(step.token_ids.astype(np.int32))
+    sources = step.token_sources
+    if not (sources >= 0).any():
+        return ids
+    tokens, known = len(step.token_ids), 0 if before is None else len(before.step.wanted)
+    if before is None or len(sources) != tokens or int(sources.max()) >= known:
+        raise ValueError(
+            f"[step] token_sources must be one a token, below {known}, got {sources[:8]}"
+        )
+    draws = (before.step.statistics & Stat.QUANTILE) != 0
+    inputs = [
+        *(ids, launcher.upload(sources.astype(np.int32)), before.argmax),
+        before.sampled[1] if before.sampled else before.argmax,
+        *(launcher.upload(draws.astype(np.int32)), launcher.numbers(tokens, vocab_size)),
+    ]
+    output = [((max(MINIMUM, tokens),), "int32")]
+    return launcher.run("take_tokens", inputs, output, (-(-tokens // GROUP), 1, 1))[0]
 
 
 def _ordered(

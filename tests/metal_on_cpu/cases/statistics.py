@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from isobatch_kernels.metal.statistics import row_statistics
+from isobatch_kernels.metal.statistics import (
+    DeviceStatistics,
+    read_statistics,
+    row_statistics,
+    take_tokens,
+)
 from isobatch_kernels.step import Stat, StepInput
 from tests.metal_on_cpu.cases.common import Float32, assert_same_bits, launcher_of, native
 from tests.metal_on_cpu.harness.kernel import EmulatedKernelFactory
@@ -48,7 +55,7 @@ def statistics(factory: EmulatedKernelFactory) -> None:
     for width, rows in ((1100, 5), (3000, 3), (300, 4), (40, 2), (1024, 1)):
         asked = [int(ALL), int(Stat.ARGMAX), int(Stat.TOP_K), int(Stat.QUANTILE | Stat.NORMALIZER)]
         step, logits = step_of(rng, width, rows, asked), logits_of(rng, width, rows)
-        got = row_statistics(launcher, logits.copy(), width, step)
+        got = read_statistics(launcher.arrays, row_statistics(launcher, logits.copy(), width, step))
         for row in range(rows):
             bits, edits = (
                 int(step.statistics[row]),
@@ -91,7 +98,7 @@ def quantiles_at_the_ends(factory: EmulatedKernelFactory) -> None:
     step.inverse_temperatures[:] = [1, 1, 50, 50, 0, 0]
     step.edit_values[:] = 0
     logits = logits_of(rng, width, rows) * np.float32(30)
-    got = row_statistics(launcher, logits, width, step)
+    got = read_statistics(launcher.arrays, row_statistics(launcher, logits, width, step))
     none = np.zeros(0, np.int32), np.zeros(0, np.float32)
     for row in range(rows):
         result = reference.statistics(
@@ -108,4 +115,27 @@ def quantiles_at_the_ends(factory: EmulatedKernelFactory) -> None:
         assert int(got.quantile_ids[row]) == result[3], row
 
 
-CASES = (statistics, quantiles_at_the_ends)
+def tokens_of_the_step_before(factory: EmulatedKernelFactory) -> None:
+    """Literal ids, argmax and drawn tokens; ids that no row chose become 0."""
+    launcher, rng = launcher_of(factory), np.random.default_rng(13)
+    vocabulary, none = 1000, np.zeros(0, np.int32)
+    before = step_of(rng, vocabulary, 9, [int(Stat.ARGMAX), int(Stat.QUANTILE)])
+    argmax, drawn = rng.integers(0, vocabulary, (2, 9)).astype(np.int32)
+    argmax[2], argmax[4], drawn[3] = vocabulary, -1, vocabulary + 7
+    chosen = np.where(np.arange(9) % 2 == 1, drawn, argmax)
+    chosen[[2, 3, 4]] = 0
+    for count in (1, 7, 8, 300):
+        step = step_of(rng, vocabulary, count, [0])
+        step.token_ids[:] = rng.integers(0, vocabulary, count)
+        sources = rng.integers(-1, 9, count).astype(np.int32)
+        sources[:1] = 3
+        step = replace(step, token_sources=sources)
+        for sampled in ((argmax.astype(np.float32), drawn), ()):
+            found = DeviceStatistics(none, argmax, none, sampled, (), none, vocabulary, before)
+            expected = chosen if sampled else np.where(argmax % vocabulary == argmax, argmax, 0)
+            literal = np.where(sources < 0, step.token_ids, expected[np.maximum(sources, 0)])
+            got = launcher.arrays.numpy(take_tokens(launcher, step, found, vocabulary))
+            assert got[:count].tolist() == literal.tolist()
+
+
+CASES = (statistics, quantiles_at_the_ends, tokens_of_the_step_before)
