@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from executor_service import logs
 from executor_service.engine.profile import StepShape
-from isobatch_kernels.tuning import Tunable
+from isobatch_kernels.tuning import Proposing, Tunable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,9 +70,12 @@ def _compare(
         if len(names) < 2 or shape.num_rows > limits.max_num_seqs:
             continue
         # A few more rows may take twice as long; the first step of each way does not count.
-        expected = 2 * last_ns * len(names) * (REPEATS + 1)
+        ways = len(names) + isinstance(backend, Proposing)
+        expected = 2 * last_ns * ways * (REPEATS + 1)
         if clock() - begin + expected > budget_ns or not steps.take(shape):
             break
+        if isinstance(backend, Proposing):
+            names = list(dict.fromkeys((*names, backend.propose(rows, clock))))
         durations: dict[str, list[int]] = {name: [] for name in names}
         for repeat in range(REPEATS + 1):
             for name in names:

@@ -7,7 +7,7 @@ same code runs under the harness of tests/metal_on_cpu. Nothing here raises the 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from isobatch_kernels.metal import attention as attn
 from isobatch_kernels.metal.cache import BlockCopies, KeyValuePool, pool_layout
 from isobatch_kernels.metal.forward import Forward, stages
 from isobatch_kernels.metal.launch import Launcher
+from isobatch_kernels.metal.linear import DeviceWeight
+from isobatch_kernels.metal.measure import fastest_choice
 from isobatch_kernels.metal.model import DeviceModel
 from isobatch_kernels.metal.non_finite import Watched, find_first_ops, watch
 from isobatch_kernels.metal.pending import SubmittedStep
@@ -30,12 +32,12 @@ from isobatch_kernels.metal.statistics import (
 )
 from isobatch_kernels.metal.step_check import StepLimits, check_step, warm_up_step
 from isobatch_kernels.paths import PathCounter
-from isobatch_kernels.program import RopeWriteKV, RowStatistics
+from isobatch_kernels.program import Linear, RopeWriteKV, RowStatistics
 from isobatch_kernels.rope_table import rope_digest
-from isobatch_kernels.step import StepOutput
+from isobatch_kernels.step import PathCount, StepOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from isobatch_kernels.metal.forward import StepWork
     from isobatch_kernels.metal.statistics import DeviceStatistics, RowResults
     from isobatch_kernels.program import Program
-    from isobatch_kernels.step import Float32, Int32, PathCount, StepInput
+    from isobatch_kernels.step import Float32, Int32, StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,12 @@ class MetalBackend:
         self._chosen: DeviceStatistics | None = None  # of the step submitted last
         self._last_end_ns = 0
         self._paths = PathCounter(program, self.unit)
+        self._linears = Counter(
+            (op.wanted_only, part.shape if isinstance(part, DeviceWeight) else "")
+            for index, op in enumerate(program.ops)
+            if isinstance(op, Linear)
+            for part in self._model.linears[index].parts
+        )
         self._step_limits = StepLimits(
             limits.max_num_batched_tokens,
             limits.max_num_seqs,
@@ -257,6 +265,10 @@ class MetalBackend:
         """Ways in which linear layers of so many rows can run (`tuning.Tunable`)."""
         return self._profile.linear.choices(num_rows)
 
+    def propose(self, num_rows: int, clock: Callable[[], int]) -> str:
+        """The way that timing the layers' shapes one by one finds (`tuning.Proposing`)."""
+        return fastest_choice(self._launcher, self._model, self._profile.linear, num_rows, clock)
+
     def choose(self, choices: Mapping[int, str]) -> None:
         """Uses these ways from now on (`tuning.Tunable`)."""
         self._profile = replace(self._profile, linear=self._profile.linear.tuned_by(choices))
@@ -317,8 +329,17 @@ class MetalBackend:
         for count in self._paths.count(work.step):
             path = count.path
             if count.op == "linear":
-                path = self._profile.linear.choose(count.rows)[0]
-            elif count.op == "paged_attention":
+                continue
+            if count.op == "paged_attention":
                 path = "attention_decode" if work.attention.split else "attention_prefill"
             counts.append(replace(count, path=path))
+        layers: Counter[tuple[str, int]] = Counter()
+        for (wanted_only, shape), number in self._linears.items():
+            rows = work.wanted if wanted_only else work.tokens
+            if rows:
+                layers[self._profile.linear.choose(rows, shape)[0], rows] += number
+        counts += [
+            PathCount("linear", path, self.unit, number, number * rows)
+            for (path, rows), number in layers.items()
+        ]
         return counts

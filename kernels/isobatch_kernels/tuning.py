@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @runtime_checkable
@@ -26,6 +26,18 @@ class Tunable(Protocol):
 
         Raises:
             ValueError: an unknown name, or a bound below 1; nothing changes.
+        """
+        ...
+
+
+@runtime_checkable
+class Proposing(Tunable, Protocol):
+    """A backend that can also time its layers one by one, and so find a way of its own."""
+
+    def propose(self, num_rows: int, clock: Callable[[], int]) -> str:
+        """A name that `choose` knows for `num_rows`, to be compared with `choices`.
+
+        Takes about as long as a few steps; `clock` counts nanoseconds.
         """
         ...
 

@@ -113,8 +113,8 @@ def test_a_row_does_not_notice_the_batch(rows: int) -> None:
     "profile",
     [
         MetalProfile(LinearProfile(use_gemv=False), use_split=False),
-        MetalProfile(LinearProfile(use_gemm=False, gemv_tiles=2), split_below=10**6),
-        MetalProfile(LinearProfile(row_tiles=(1,), gemm_rows=64)),
+        MetalProfile(LinearProfile(use_gemm=False, gemv_tiles=(2,)), split_below=10**6),
+        MetalProfile(LinearProfile(row_tiles=(1,), gemm_rows=(64,))),
     ],
     ids=["no gemv, no split", "no gemm, always split", "gemm from two rows"],
 )

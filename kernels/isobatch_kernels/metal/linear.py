@@ -2,76 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isobatch_kernels.metal.launch import GROUP, MINIMUM
+from isobatch_kernels.metal.linear_profile import GEMM, GEMV, GEMV_MULTI, LinearProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from isobatch_kernels.metal.activations import Activations
     from isobatch_kernels.metal.arrays import ArrayLibrary, LibraryArray
     from isobatch_kernels.metal.launch import Launcher
     from isobatch_kernels.metal.weights import PackedDense, PackedWeight
 
-GEMV, GEMV_MULTI, GEMM = "gemv", "gemv_multi", "gemm"
+__all__ = ["GEMM", "GEMV", "GEMV_MULTI", "LinearProfile"]
 DENSE_ROWS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class LinearProfile:
-    """Which kernel takes which row count. A matter of speed alone: the bits are the same."""
-
-    # Rows that gemv_multi compiles for; a step takes the least that holds its rows.
-    row_tiles: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-    gemv_tiles: int = 1  # R of gemv: output tiles of a lane
-    gemm_rows: int = 32  # BM of gemm
-    use_gemv: bool = True
-    use_gemm: bool = True
-    # (most rows, kernel, tile), ascending: what a measurement found for rows up to there.
-    tuned: tuple[tuple[int, str, int], ...] = ()
-
-    def choose(self, rows: int, shape: str = "") -> tuple[str, int]:
-        """Kernel and its tile for a row count and a layer's shape (`DeviceWeight.shape`)."""
-        for bound, path, tile in self.tuned:
-            if rows <= bound and (path != GEMV or rows == 1):
-                return path, tile
-        return self._default(rows)
-
-    def choices(self, rows: int) -> list[str]:
-        """Names of kernels and tiles worth comparing for a row count, the default first.
-
-        All of them were compared with the contract when the profile was verified.
-        """
-        fitting = [tile for tile in self.row_tiles if tile >= rows]
-        half = [tile for tile in self.row_tiles if 2 * tile >= rows > tile]
-        ways = [self._default(rows)]
-        ways += [(GEMV_MULTI, tiles[0]) for tiles in (fitting, half) if tiles]
-        if self.use_gemm and rows >= self.gemm_rows // 4:
-            ways.append((GEMM, self.gemm_rows))
-        return list(dict.fromkeys(f"{path}:{tile}" for path, tile in ways))
-
-    def tuned_by(self, choices: Mapping[int, str]) -> LinearProfile:
-        """The profile with these choices; raises ValueError for one that is not of `choices`."""
-        tuned = []
-        for bound in sorted(choices):
-            path, _, tile = choices[bound].partition(":")
-            if bound < 1 or choices[bound] not in self.choices(bound):
-                raise ValueError(
-                    f"[metal] a choice must be one of {', '.join(self.choices(max(1, bound)))}, "
-                    f"got {choices[bound]} for {bound} rows"
-                )
-            tuned.append((bound, path, int(tile)))
-        return replace(self, tuned=tuple(tuned))
-
-    def _default(self, rows: int) -> tuple[str, int]:
-        if rows == 1 and self.use_gemv:
-            return GEMV, self.gemv_tiles
-        fitting = [tile for tile in self.row_tiles if tile >= rows]
-        if fitting or not self.use_gemm:
-            return GEMV_MULTI, fitting[0] if fitting else self.row_tiles[-1]
-        return GEMM, self.gemm_rows
 
 
 @dataclass(frozen=True, slots=True)

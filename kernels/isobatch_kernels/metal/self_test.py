@@ -114,9 +114,10 @@ def compare(
         layout = act.ActivationLayout(inputs, block, 16 if group == 16 else block)
         for rows in _ROWS:
             several = replace(profile, use_gemv=False, use_gemm=False)
-            choices = {profile.choose(rows), several.choose(rows), (lin.GEMM, profile.gemm_rows)}
+            ways = {profile.choose(rows), several.choose(rows), *profile.ways(rows)}
+            ways |= {(lin.GEMM, tile) for tile in profile.gemm_rows}
             quantised = act.quantize(launcher, launcher.arrays.array(x[:rows]), rows, layout)
-            for path, tile in sorted(choices):
+            for path, tile in sorted(ways):
                 y = lin.quantized_linear(launcher, path, tile, quantised, device, lin.Epilogue())
                 got = launcher.arrays.numpy(y)
                 equal = got.tobytes() == expected[:rows].tobytes()
