@@ -31,7 +31,7 @@ STEPS_KEPT: Final = 16_384
 ROWS_KEPT: Final = 262_144
 # Every block is summed up this many times while the rings go round once, in so many parts.
 _ROUNDS: Final = 4
-_PARTS: Final = 256
+_PARTS: Final = 32
 # Most entries of block tables that steps put aside may hold on to: 1 MB.
 _TABLE_ENTRIES_KEPT: Final = 1 << 18
 # Sets of kernel paths are bits of a word; a policy and a model make a dozen at most.
@@ -132,7 +132,9 @@ class Provenance:
         self._aside: list[_Aside] = []
         self._table_entries = 0
         self._handed_out: list[tuple[Int32, int]] = []
-        # Summing up: the next block, and the step and row at which it is due.
+        # Summing up: blocks with rows that are not in their summary, the next block to look at, and
+        # the step and row at which it is due.
+        self._is_new = np.zeros(num_blocks, np.bool_)
         self._part = -(-num_blocks // _PARTS)
         self._due_block = self._due_serial = self._due_row = 0
 
@@ -250,6 +252,7 @@ class Provenance:
             begins, rows = np.repeat(begins, num_tokens), np.repeat(rows, num_tokens)
         flat = np.concatenate([each.reshape(-1) for each in tables])
         blocks = flat[begins + (positions >> self._shift)]
+        self._is_new[blocks] = True
         # A position that was written twice keeps the last row.
         self._written[(blocks << self._shift) + (positions & self._mask)] = rows
 
@@ -266,7 +269,10 @@ class Provenance:
         self._due_serial = self._serial + len(self._steps) // (_ROUNDS * _PARTS)
         self._due_row = self._next_row + len(self._row_ids) // (_ROUNDS * _PARTS)
         stop = self._due_block + self._part
-        self._sum_up(np.arange(self._due_block, min(stop, len(self._blocks))))
+        blocks = self._due_block + np.flatnonzero(self._is_new[self._due_block : stop])
+        if len(blocks):
+            self._is_new[blocks] = False
+            self._sum_up(blocks)
         self._due_block = stop if stop < len(self._blocks) else 0
 
     def _sum_up(self, blocks: Int64) -> None:

@@ -3,7 +3,7 @@
     python tests/bench/bench_provenance.py --rows 1,8,16 --steps 2000 --rounds 7 --cold 64
 
 A session computes decode steps on a backend that answers at once, with and without the record, in
-turns. Steps are entered together, so what counts is the mean over windows of 64 steps: medians of
+turns. Steps are entered together, so what counts is the mean over windows of 128 steps: medians of
 those, in microseconds of the thread's time a step, and the difference of the rounds' medians. With
 `--cold MB` so much memory is read before each step, outside the time, as in a forward pass, which
 empties the caches.
@@ -53,7 +53,7 @@ class InstantBackend(FakeBackend):
         return self._answers[count]
 
 
-WINDOW = 64
+WINDOW = 128
 
 
 def microseconds(num_rows: int, num_steps: int, *, is_recorded: bool, cold_mb: int = 0) -> float:
