@@ -2,9 +2,9 @@
 
     python -m training.distill --teacher SmolLM2-135M-Instruct.Q4_1.gguf --out draft --seconds 630
 
-The teacher writes for about half of the time, in between the student learns from all that is
-written, and in the last quarter the student's weights are rounded to 4 bits as they will be stored.
-A checkpoint with its file is written every two minutes; an error is logged and the work goes on.
+The teacher writes for less than half of the time. In between the student learns from all that is
+written, and in the last quarter its weights are rounded to 4 bits as they will be stored. A
+checkpoint with its file is written every two minutes; an error is logged and the work goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.generate import DRAWN_ANSWER, GREEDY_ANSWER, Texts, Writer
 from training.gguf_file import read_gguf, write_gguf
 from training.labels import Labels, label
 from training.learn import Learner, held_out_report, line
-from training.prompts import KINDS, Prompts
+from training.prompts import Prompts
 from training.student import (
     EMBED,
     Shape,
@@ -38,12 +38,12 @@ from training.student import (
     within_half,
 )
 
-WRITING_SHARE: Final = 0.5  # of the time, at most
+WRITING_SHARE: Final = 0.45  # of the time, at most
 WRITING_ENDS: Final = 0.72  # of the time: afterwards the student only learns
 ROUNDING_STARTS: Final = 0.75
 CHECKPOINT_SECONDS: Final = 120.0
 LOG_SECONDS: Final = 10.0
-RESERVED_SECONDS: Final = 15.0  # for the last file and its report
+RESERVED_SECONDS: Final = 12.0  # for the last file and its report
 # Each kind of batch: its share of the rows, kinds of text, and length of the sequences as a
 # multiple of --length.
 BATCHES: Final = (
@@ -108,7 +108,8 @@ class Run:
         self.writer = Writer(self.teacher, self.teacher_shape, self.encode, args.device, dtype)
         self.rng = random.Random(args.seed + 1)
         self.batches: list[Batch] = []
-        self.held_out: list[Batch] = []
+        self.held_out: list[Texts] = []
+        self.held_out_kinds: set[str] = set()
         self.num_batches = 0
         self.written_tokens = 0
         self.writing_seconds = 0.0
@@ -154,49 +155,48 @@ class Run:
         return True
 
     def write(self) -> None:
-        """Let the teacher write a batch and read it; the first of each kind also is held out."""
-        share, kinds, length = BATCHES[self.num_batches % len(BATCHES)]
-        count = max(len(kinds), int(self.args.rows * share))
-        self._add(kinds, count, round(self.args.length * length), held_out=False)
-
-    def write_held_out(self) -> None:
-        """Write texts of every kind that nothing is learnt from."""
-        count = self.args.held_out * len(KINDS)
-        self._add(KINDS, count, round(self.args.length * 1.25), held_out=True)
-
-    def _add(self, kinds: tuple[str, ...], count: int, length: int, *, held_out: bool) -> None:
+        """Let the teacher write a batch and read it; the first of a kind hold out some rows."""
+        share, kinds, part = BATCHES[self.num_batches % len(BATCHES)]
+        self.num_batches += 1
+        count, length = (
+            max(1, int(self.args.rows * share) // len(kinds)),
+            round(self.args.length * part),
+        )
         began = time.monotonic()
-        rows = [
-            row
-            for kind in kinds
-            for row in self.prompts.rows(kind, count // len(kinds), held_out=held_out)
-        ]
-        self.num_batches += not held_out
+        rows = [row for kind in kinds for row in self.prompts.rows(kind, count)]
+        num_learnt = len(rows)
+        for kind in dict.fromkeys(kinds):
+            if kind not in self.held_out_kinds:
+                rows += self.prompts.rows(kind, self.args.held_out, held_out=True)
         texts = self.writer.write(rows, length, self.args.seed + 1000 + self.num_batches)
         middle = time.monotonic()
-        batch = Batch(texts, label(self.teacher, self.teacher_shape, texts.tokens))
+        labels = label(self.teacher, self.teacher_shape, texts.tokens[:num_learnt])
         if self.is_gpu:
             torch.cuda.synchronize()
-        (self.held_out if held_out else self.batches).append(batch)
-        self.prompts.add_written(self._passages(texts, 512))
+        self.batches.append(Batch(texts.rows(0, num_learnt), labels))
+        if num_learnt < len(rows):
+            self.held_out.append(texts.rows(num_learnt, len(rows)))
+            self.held_out_kinds.update(self.held_out[-1].kinds)
+        self.prompts.add_written(self._passages(self.batches[-1].texts, 512))
         took = time.monotonic() - began
         num_tokens = texts.tokens.numel()
-        if not held_out:
-            self.written_tokens += num_tokens
-            self.writing_seconds += took
+        self.written_tokens += num_tokens
+        self.writing_seconds += took
         self.log(
-            f"wrote {texts.tokens.shape[0]} x {length} of {'+'.join(dict.fromkeys(kinds))}: "
+            f"wrote {len(rows)} x {length} of {'+'.join(dict.fromkeys(kinds))}: "
             f"{num_tokens / took:,.0f} tokens/s, reading took {time.monotonic() - middle:.1f} s",
             written=self.written_tokens,
             tokens_per_second=num_tokens / took,
         )
-        if held_out or self.num_batches <= len(BATCHES):
-            self._show(texts, rows[0].kind)
+        if self.num_batches <= len(BATCHES):
+            text = self.tokenizer.decode(texts.tokens[0, :160].tolist(), skip_special_tokens=False)
+            self.log(f"a {rows[0].kind}: {text!r}")
 
     def _passages(self, texts: Texts, count: int) -> list[str]:
         """Return first answers of some rows, as texts for later summaries."""
-        rows = texts.tokens[:count].tolist()
-        origins = texts.origins[:count].tolist()
+        every = max(1, len(texts.kinds) // count)
+        rows = texts.tokens[::every].tolist()
+        origins = texts.origins[::every].tolist()
         found = []
         for tokens, origin in zip(rows, origins, strict=True):
             answer: list[int] = []
@@ -210,10 +210,6 @@ class Run:
                 if "```" not in text:
                     found.append(" ".join(text.split()))
         return found
-
-    def _show(self, texts: Texts, kind: str) -> None:
-        text = self.tokenizer.decode(texts.tokens[0, :160].tolist(), skip_special_tokens=False)
-        self.log(f"a {kind}: {text!r}")
 
     def learn(self) -> None:
         """Take one step on rows of a batch that is drawn by its size."""
@@ -258,8 +254,8 @@ class Run:
         partial.rename(path)
         self.log(f"{path}: {path.stat().st_size:,} bytes")
         rounded = round_weights(weights)
-        for batch in self.held_out:
-            report = held_out_report(rounded, self.shape, batch.texts, self.is_gpu)
+        for texts in self.held_out:
+            report = held_out_report(rounded, self.shape, texts, self.is_gpu)
             for each in report:
                 self.log(
                     f"held out: {each}",
@@ -288,7 +284,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--held-out", type=int, default=48, help="rows of each kind")
     parser.add_argument("--step-tokens", type=int, default=49152)
-    parser.add_argument("--rate", type=float, default=2.5e-3)
+    parser.add_argument("--rate", type=float, default=5e-3)
     parser.add_argument("--max-files", type=int, default=400)
     return parser.parse_args()
 
@@ -297,7 +293,6 @@ def main() -> None:
     """Train until the time is over."""
     run = Run(parsed())
     args: Any = run.args
-    run.guarded("held out", run.write_held_out)
     last_log = last_checkpoint = run.elapsed()
     learnt, failures = 0, 0
     while run.progress() < 1.0 and failures < 20:

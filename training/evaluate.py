@@ -48,8 +48,8 @@ class Text:
 async def written(
     address: str, temperatures: list[float], num_users: int, num_tokens: int
 ) -> list[Text]:
-    """Return the target's texts, four at a time."""
-    gate = asyncio.Semaphore(4)
+    """Return the target's texts, eight at a time."""
+    gate = asyncio.Semaphore(8)
 
     async with AsyncClient(address) as client:
 

@@ -29,6 +29,11 @@ class Texts:
     origins: Tensor  # (B, T) uint8, one of the four above
     kinds: tuple[str, ...]  # (B,)
 
+    def rows(self, first: int, end: int) -> Texts:
+        """Return some of the sequences."""
+        here = slice(first, end)
+        return Texts(self.tokens[here], self.origins[here], self.kinds[here])
+
 
 class Writer:
     """A teacher that writes texts."""

@@ -64,21 +64,27 @@ class Learner:
         )
         for weight in self._weights.values():
             weight.requires_grad_(True)
-        vectors = [weight for weight in self._weights.values() if weight.ndim == 1]
         embed = self._weights[EMBED]
+        vectors = [weight for weight in self._weights.values() if weight.ndim == 1]
         matrices = [
             weight for weight in self._weights.values() if weight.ndim == 2 and weight is not embed
         ]
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": _DECAY, "part": 1.0},
-                {"params": vectors, "weight_decay": 0.0, "part": 1.0},
-                {"params": [embed], "weight_decay": 0.0, "part": _EMBED_RATE},
-            ],
-            lr=self._rate,
-            betas=(0.9, 0.95),
-            fused=self._is_gpu,
-        )
+        # Steps of orthogonal matrices, as large as AdamW's own (torch's Muon, "match_rms_adamw").
+        self._optimizers = [
+            torch.optim.Muon(
+                matrices, lr=self._rate, weight_decay=_DECAY, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(
+                [
+                    {"params": vectors, "part": 1.0},
+                    {"params": [embed], "part": _EMBED_RATE},
+                ],
+                lr=self._rate,
+                betas=(0.9, 0.95),
+                weight_decay=0.0,
+                fused=self._is_gpu,
+            ),
+        ]
         self._ropes: dict[int, tuple[Tensor, Tensor]] = {}
         self._origin_weights = torch.tensor(
             [_WEIGHTS[origin] for origin in range(4)], device=self._device
@@ -112,11 +118,13 @@ class Learner:
         embed.grad = self._head_gradient if embed.grad is None else embed.grad + self._head_gradient
         norm = torch.nn.utils.clip_grad_norm_(list(self._weights.values()), _MAX_NORM)
         self._shown_rate = self._rate * rate_at(progress)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._shown_rate * group["part"]
-        if bool(torch.isfinite(norm)):
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        is_finite = bool(torch.isfinite(norm))
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._shown_rate * group.get("part", 1.0)
+            if is_finite:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self._sums[3] += torch.nan_to_num(norm)
         self.num_tokens += tokens.numel()
         self.num_steps += 1
