@@ -9,11 +9,12 @@ from executor_service.errors import DrainingError, NotReadyError
 from executor_service.session_gate import SessionGate
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from executor_service.config import ExecutorConfig
     from executor_service.engine.engine import Engine
-    from executor_service.engine_thread import EngineThread
+    from executor_service.engine_thread import Begun, EngineThread
     from executor_service.metrics import Metrics
 
 Result = TypeVar("Result")
@@ -63,3 +64,11 @@ class Host:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work on the engine thread and return its result."""
         return await self._thread.submit(work)
+
+    def submit(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Queue work for the engine thread."""
+        return self._thread.submit(work)
+
+    def submit_begun(self, begin: Callable[[], Begun[Result]]) -> asyncio.Future[Result]:
+        """Queue work that is begun and finished later."""
+        return self._thread.submit_begun(begin)

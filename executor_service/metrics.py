@@ -33,12 +33,14 @@ kernel paths, those that the unit in use can take.
 
 Bytes of weights count each weight once a step, as the least that has to be read; divided by the
 time of the forward pass they are the effective bandwidth. The phases of a step do not overlap and
-add up to the time from its arrival to its answer.
+add up to the time from its arrival to its answer; of a step that waited for the one ahead of it,
+from the end of that one.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -52,7 +54,7 @@ from prometheus_client import (
 )
 
 from executor_service.engine.capabilities import KV_CLASS
-from executor_service.engine.step_request import Outcome, RowOutcome
+from executor_service.engine.step_request import MAX_STEPS_IN_FLIGHT, Outcome, RowOutcome
 from executor_service.profile_metrics import ProfileMetrics
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ MEMORY_KINDS: Final = ("resident", "kv_pool")
 OUTCOMES: Final[Mapping[Outcome, str]] = {
     Outcome.COMPUTED: "computed",
     Outcome.NO_CAPACITY: "no_capacity",
+    Outcome.SOURCE_NOT_COMPUTED: "source_not_computed",
 }
 _SECONDS: Final = (
     0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.096,
@@ -187,7 +190,7 @@ class Metrics:
         ).labels(build.version, build.device, build.unit, build.mlx_version).set(1)
         self._blocks["free"].set(model.num_blocks)
         self.profile = ProfileMetrics(registry, model_id, capabilities.profile)
-        self._last_answer: StepAnswer | None = None
+        self._last_answers: deque[StepAnswer] = deque(maxlen=MAX_STEPS_IN_FLIGHT)
 
     def observe_occupancy(self, counts: KvOccupancy) -> None:
         """Show the counts of blocks."""
@@ -201,9 +204,9 @@ class Metrics:
 
         `total_ns` is the time from the step's arrival to its answer.
         """
-        if answer is self._last_answer:
+        if any(answer is each for each in self._last_answers):
             return
-        self._last_answer = answer
+        self._last_answers.append(answer)
         self._steps[answer.outcome].inc()
         self.observe_occupancy(answer.occupancy)
         results = answer.results

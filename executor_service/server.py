@@ -22,7 +22,8 @@ from executor_service.errors import ConfigError, DrainingError, StartError
 from executor_service.host import Host
 from executor_service.metrics import Metrics
 from executor_service.prefix_metrics import PrefixCacheCollector
-from executor_service.servicer import MAX_MESSAGE_BYTES, ExecutorServicer
+from executor_service.servicer import ExecutorServicer
+from executor_service.servicer_stream import MAX_MESSAGE_BYTES
 from executor_service.speed_watch import SpeedWatch
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc

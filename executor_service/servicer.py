@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import grpc
 
-from executor_service import logs, wire, wire_capabilities, wire_drafts, wire_provenance
+from executor_service import wire, wire_capabilities, wire_provenance
 from executor_service.errors import (
     ExecutorError,
     InvalidRequestError,
     ModelNotFoundError,
     SessionFencedError,
 )
+from executor_service.servicer_stream import SessionStream
 from executor_service.statuses import abort
-from isobatch.executor.v1 import drafts_pb2 as drafts_pb
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from isobatch.executor.v1 import provenance_pb2 as provenance_pb
-from isobatch.executor.v1 import token_rows_pb2 as rows_pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,10 +27,6 @@ if TYPE_CHECKING:
     from executor_service.session_gate import LiveStream
 
     Context = grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
-
-MAX_MESSAGE_BYTES: Final = 64 << 20
-# Leaves room for the message around the rows.
-MAX_LOGITS_BYTES: Final = MAX_MESSAGE_BYTES - 4096
 
 
 class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
@@ -109,16 +103,7 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
                 SessionFencedError("[session] another session has taken over, got the old one")
             )
             await context.write(response)
-            while True:
-                message: object = await context.read()
-                if not isinstance(message, pb.SessionRequest):
-                    return
-                arrived_ns = time.perf_counter_ns()
-                stream.last_request = time.monotonic()
-                if message.WhichOneof("message") == "step":
-                    await self._step(ticket, message.step, arrived_ns, context)
-                else:
-                    await context.write(await self._answer(ticket, message))
+            await SessionStream(self._host, context, stream, ticket).run()
         except asyncio.CancelledError:
             if stream is None or stream.ended_by is None:
                 raise
@@ -142,72 +127,3 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
             executor_epoch=self._host.executor_epoch, kv_occupancy=wire.occupancy(counts)
         )
         return ticket, pb.SessionResponse(started=started)
-
-    async def _answer(self, ticket: int, message: pb.SessionRequest) -> pb.SessionResponse:
-        match message.WhichOneof("message"):
-            case "open":
-                return await self._open(ticket, message.open)
-            case "fetch_logits":
-                return await self._fetch_logits(ticket, message.fetch_logits)
-            case "release":
-                return await self._release(ticket, message.release)
-            case "draft":
-                return await self._draft(ticket, message.draft)
-            case "start":
-                raise InvalidRequestError("[session] start must come once, got it again")
-            case _:
-                raise InvalidRequestError("[session] a message must be set, got none")
-
-    async def _step(
-        self, ticket: int, step: rows_pb.Step, arrived_ns: int, context: Context
-    ) -> None:
-        host = self._host
-        session = host.engine.session
-        logs.bind(step_id=step.step_id)
-        request = wire.read_step(step)
-        answer = await host.run(
-            lambda: session.step(ticket, request, time.perf_counter_ns() - arrived_ns)
-        )
-        total_ns = time.perf_counter_ns() - arrived_ns
-        try:
-            result = wire.step_result(answer, host.executor_epoch, total_ns)
-            await context.write(pb.SessionResponse(step_result=result))
-        finally:
-            # After the answer, which the scheduler waits for.
-            host.metrics.observe_step(request, answer, total_ns)
-
-    async def _open(self, ticket: int, message: rows_pb.OpenSequences) -> pb.SessionResponse:
-        session = self._host.engine.session
-        openings = wire.read_openings(message)
-        cached, counts = await self._host.run(
-            lambda: (session.open(ticket, openings), session.occupancy())
-        )
-        return pb.SessionResponse(opened=wire.sequences_opened(openings, cached, counts))
-
-    async def _fetch_logits(self, ticket: int, message: rows_pb.FetchLogits) -> pb.SessionResponse:
-        session = self._host.engine.session
-        indexes = wire.read_wanted_indexes(message)
-        logits = await self._host.run(
-            lambda: session.fetch_logits(ticket, message.step_id, indexes, MAX_LOGITS_BYTES)
-        )
-        return wire.logits_fetched(message.step_id, logits)
-
-    async def _draft(self, ticket: int, message: drafts_pb.DraftTokens) -> pb.SessionResponse:
-        arrived_ns = time.perf_counter_ns()
-        session = self._host.engine.session
-        request = wire_drafts.read_draft(message)
-        answer = await self._host.run(
-            lambda: session.draft(ticket, request, time.perf_counter_ns() - arrived_ns)
-        )
-        return wire_drafts.drafted(answer, time.perf_counter_ns() - arrived_ns)
-
-    async def _release(self, ticket: int, message: rows_pb.ReleaseSequences) -> pb.SessionResponse:
-        session = self._host.engine.session
-        sequence_ids = wire.read_released(message)
-
-        def release() -> rows_pb.KvOccupancy:
-            session.release(ticket, sequence_ids)
-            return wire.occupancy(session.occupancy())
-
-        released = rows_pb.SequencesReleased(kv_occupancy=await self._host.run(release))
-        return pb.SessionResponse(released=released)

@@ -55,6 +55,7 @@ KERNEL_PATHS = {
 _OUTCOMES = {
     Outcome.COMPUTED: pb.STEP_OUTCOME_COMPUTED,
     Outcome.NO_CAPACITY: pb.STEP_OUTCOME_NO_CAPACITY,
+    Outcome.SOURCE_NOT_COMPUTED: pb.STEP_OUTCOME_SOURCE_NOT_COMPUTED,
 }
 KERNEL_UNITS = {
     # The reference is scalar code; the contract has no name of its own for it.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from executor_service.engine.capabilities import KV_CLASS, package_version
 from executor_service.engine.profile import MEASURED, OFF, STORED
+from executor_service.engine.step_request import MAX_STEPS_IN_FLIGHT
 from isobatch.executor.v1 import capabilities_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 
@@ -37,6 +38,7 @@ def capabilities(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         supports_step_output_source=True,
+        max_steps_in_flight=MAX_STEPS_IN_FLIGHT,
         num_ranks=1,
     )
     if known is None:

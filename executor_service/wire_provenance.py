@@ -31,7 +31,7 @@ def read_request(request: pb.GetProvenanceRequest) -> Callable[[Session], Proven
     if kind == "sequence":
         key = request.sequence
         return lambda session: session.provenance(
-            key.sequence_id, key.generation, include_digests=digests
+            key.sequence_id, key.generation, request.num_positions, include_digests=digests
         )
     if kind == "handle":
         handle = request.handle

@@ -11,6 +11,8 @@ from scheduler_service.errors import ConfigurationError
 from scheduler_service.speculation import MAX_DRAFT_TOKENS, ProposerKind
 
 SPECULATION_OFF = "off"
+LOOKAHEAD_AUTO = "auto"
+LOOKAHEAD_KINDS = (LOOKAHEAD_AUTO, "off")
 SPECULATION_KINDS = (SPECULATION_OFF, *(kind.value for kind in ProposerKind))
 
 
@@ -61,6 +63,8 @@ class SchedulerConfig:
     speculation: str = "off"
     # Most drafted tokens of one row (speculation).
     max_draft_tokens: int = 8
+    # Whether a step may be sent before the answer to the last one: auto or off (step_loop).
+    lookahead: str = "auto"
     # Whether gRPC reflection answers (server).
     reflection: bool = True
     # Folder for traces of requests, as an absolute path; empty keeps none (server).
@@ -98,6 +102,8 @@ class SchedulerConfig:
                  f"must be one of {', '.join(SPECULATION_KINDS)}", self.speculation)  # fmt: skip
         _require(1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS, "max_draft_tokens",
                  f"must be in 1..{MAX_DRAFT_TOKENS}", self.max_draft_tokens)  # fmt: skip
+        _require(self.lookahead in LOOKAHEAD_KINDS, "lookahead",
+                 f"must be one of {', '.join(LOOKAHEAD_KINDS)}", self.lookahead)  # fmt: skip
         _require(self.log_level in logs.LEVELS, "log_level",
                  f"must be one of {', '.join(logs.LEVELS)}", self.log_level)  # fmt: skip
         _require(self.log_format in logs.FORMATS, "log_format",
@@ -181,6 +187,8 @@ _HELP: Mapping[str, str] = {
     "log_prompts": "whether the log holds the text of prompts: true or false",
     "speculation": f"who drafts tokens: {', '.join(SPECULATION_KINDS)}; changes no token",
     "max_draft_tokens": "most drafted tokens that one step verifies for a request",
+    "lookahead": "whether a step is sent before the answer to the last one: "
+    f"{', '.join(LOOKAHEAD_KINDS)}; changes no token",
     "reflection": "whether gRPC reflection answers: true or false",
     "trace_dir": "folder for traces of requests that ask for one; empty keeps none",
     "trace_dir_mb": "most MB of traces in trace_dir, the oldest go first; 0 for no bound",

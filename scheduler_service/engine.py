@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_service import logs
-from scheduler_service.config import SPECULATION_OFF, SchedulerConfig
+from scheduler_service.config import LOOKAHEAD_AUTO, SPECULATION_OFF, SchedulerConfig
 from scheduler_service.core import Limits, RequestId
 from scheduler_service.errors import (
     ExecutorChangedError,
@@ -197,6 +197,7 @@ class Engine:
         if model is None:
             self._model = model = await self._serve_model(description)
             return model
+        model.loop.may_look_ahead = self._may_look_ahead(description.capabilities)
         is_resumed = broken is not None and session.scheduler_epoch == broken.scheduler_epoch
         if not is_resumed:
             model.loop.requests.restart(self._limits(description.capabilities))
@@ -222,9 +223,13 @@ class Engine:
             None if self._spans is None else self._spans.step,
             SlowReaders(self._config.max_undelivered_tokens, self._config.slow_reader_seconds),
             self._speculator(),
+            may_look_ahead=self._may_look_ahead(capabilities),
         )
         _LOG.info("model_served", model=capabilities.model.model_id, device=capabilities.device)
         return ServedModel(capabilities, tokenizer, loop)
+
+    def _may_look_ahead(self, capabilities: Capabilities) -> bool:
+        return self._config.lookahead == LOOKAHEAD_AUTO and capabilities.max_steps_in_flight > 1
 
     def _speculator(self) -> Speculator | None:
         config = self._config

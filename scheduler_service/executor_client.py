@@ -130,15 +130,16 @@ class ExecutorSession:
             ) from None
 
     async def provenance_piece(
-        self, sequence_id: int, generation: int, include_digests: bool
+        self, sequence_id: int, generation: int, num_positions: int, include_digests: bool
     ) -> bytes | None:
-        """Return who wrote an open sequence's cache, as a piece of a trace.
+        """Return who wrote the first positions of an open sequence's cache, as a piece of a trace.
 
         None where the executor does not say, be it an older one or one that has just gone.
         """
         request = provenance_pb2.GetProvenanceRequest(
             sequence=token_rows_pb2.SequenceKey(sequence_id=sequence_id, generation=generation),
             include_digests=include_digests,
+            num_positions=num_positions,
         )
         stub = pb_grpc.ExecutorServiceStub(self._channel)
         try:

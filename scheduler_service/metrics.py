@@ -155,6 +155,9 @@ class ModelMetrics:
     step_bound: Gauge
     preemptions: dict[PreemptionReason, Counter]
     executor_reconnects: dict[ReconnectReason, Counter]
+    # Steps sent before the answer to the one ahead of them; rows that nobody had use for.
+    steps_ahead: Counter
+    vain_rows: Counter
     # Of closed traces of requests.
     trace_bytes: Counter
     # By proposer and position: drafted tokens that were verified, and those accepted.
@@ -258,6 +261,12 @@ class SchedulerMetrics:
         self._reconnects = counter(
             "executor_reconnects", "New connections to the executor.", ("model", "reason")
         )
+        self._steps_ahead = counter(
+            "steps_ahead", "Steps sent before the answer to the one ahead of them.", model
+        )
+        self._vain_rows = counter(
+            "vain_rows", "Rows computed for requests that had ended or lost their state.", model
+        )
         self._trace_bytes = counter("trace_bytes", "Bytes of requests' traces.", model)
         draft = ("model", "proposer", "position")
         self._drafts = counter(
@@ -307,6 +316,8 @@ class SchedulerMetrics:
             executor_reconnects={
                 each: self._reconnects.labels(model, each) for each in ReconnectReason
             },
+            steps_ahead=self._steps_ahead.labels(model),
+            vain_rows=self._vain_rows.labels(model),
             trace_bytes=self._trace_bytes.labels(model),
             draft_tokens=_by_draft(self._drafts, model),
             accepted_draft_tokens=_by_draft(self._accepted_drafts, model),

@@ -6,13 +6,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_service.core import RequestId, SampledRow, TokenRow, TokenRowBatch, WantedPosition
+from scheduler_service.core import (
+    RequestId,
+    SampledRow,
+    SamplingParams,
+    TokenRow,
+    TokenRowBatch,
+    WantedPosition,
+)
 from scheduler_service.sampling import (
     NEED_FULL_ROW,
     Statistic,
     WantedStatistics,
     choose,
     choose_from_full_row,
+    is_chosen_by_executor,
     wanted_statistics,
     with_runner_up,
 )
@@ -43,6 +51,10 @@ class StepSampler:
         """Sample from `vocab_size` ids; the executor gives at most `max_top_k` top-K entries."""
         self._vocab_size = vocab_size
         self._max_top_k = max_top_k
+
+    def is_chosen_by_executor(self, params: SamplingParams) -> bool:
+        """Return whether the executor's answer names the token itself."""
+        return is_chosen_by_executor(params, self._vocab_size)
 
     def questions(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from executor_service.engine.step_request import Float32, Int32, UInt32
-    from isobatch_kernels.step import Backend, StepOutput
+    from isobatch_kernels.step import Backend, PendingStep, StepOutput
 
     Bools = npt.NDArray[np.bool_]
 
@@ -47,20 +47,37 @@ class ModelRunner:
         self._backend = backend
         self._output: StepOutput | None = None
         self._request: StepRequest | None = None
-        self._results: StepResults | None = None
         self._asked = _Asked(np.zeros(0, np.uint32))
 
     def run(self, request: StepRequest, token_ids: Int32, block_tables: Int32) -> StepResults:
         """Compute a checked step with at least one row."""
+        return self.finish(request, self.submit(request, token_ids, block_tables))
+
+    def submit(
+        self,
+        request: StepRequest,
+        token_ids: Int32,
+        block_tables: Int32,
+        token_sources: Int32 | None = None,
+    ) -> PendingStep:
+        """Begin a checked step with at least one row.
+
+        `token_sources` (T,) are those of `isobatch_kernels.step.StepInput`; None for none.
+        """
+        return self._backend.submit(
+            build_step_input(request, token_ids, block_tables, token_sources)
+        )
+
+    def finish(self, request: StepRequest, pending: PendingStep) -> StepResults:
+        """Wait for a step that was begun; steps finish in the order in which they began."""
         self.forget_logits()
-        step = build_step_input(request, token_ids, block_tables)
-        output = self._backend.run(step)
+        output = pending.finish()
         self._output, self._request = output, request
         asked = self._asked
         if request.statistics is not asked.statistics or request.statistics.flags.writeable:
             asked = self._asked = _Asked(request.statistics)
         bad_ops = [op for op in output.non_finite_ops.tolist() if op >= 0]
-        self._results = results = StepResults(
+        return StepResults(
             row_outcomes=np.where(output.non_finite_ops < 0, _COMPUTED, _NON_FINITE)
             if bad_ops
             else _same(_COMPUTED, len(output.non_finite_ops)),
@@ -79,29 +96,6 @@ class ModelRunner:
             statistics_ns=output.statistics_ns,
             paths=tuple(output.paths),
         )
-        return results
-
-    def chosen(self, step_id: int, wanted_index: int) -> int | None:
-        """Return the token that a computed step chose at a wanted position.
-
-        -1 where that row was not finite; None when the step is not the last computed one, or chose
-        nothing there.
-        """
-        request, results = self._request, self._results
-        if request is None or results is None or request.step_id != step_id:
-            return None
-        if not 0 <= wanted_index < len(request.wanted):
-            return None
-        if not int(request.statistics[wanted_index]) & int(_ARGMAX | _QUANTILE):
-            return None
-        row = np.searchsorted(
-            np.cumsum(request.num_tokens), request.wanted[wanted_index], side="right"
-        )
-        if results.row_outcomes[row] == _NON_FINITE:
-            return -1
-        # Draws win over the argmax: who asks for both samples and reports.
-        quantile_id = int(results.quantile_ids[wanted_index])
-        return quantile_id if quantile_id >= 0 else int(results.argmax_ids[wanted_index])
 
     def forget_logits(self) -> None:
         """Let the last step's logits go: the backend may write over them."""
@@ -109,7 +103,7 @@ class ModelRunner:
 
     def forget(self) -> None:
         """Let everything of the last step go."""
-        self._output = self._request = self._results = None
+        self._output = self._request = None
 
     def logits(self, step_id: int, wanted_indexes: Int32, max_bytes: int) -> bytes:
         """Return rows (len(wanted_indexes), vocab_size) fp32 of the last step, as bytes."""

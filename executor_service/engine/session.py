@@ -9,7 +9,6 @@ requests with an older one are fenced.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from executor_service.drafting.request import DraftAnswer, DraftRequest
     from executor_service.engine.model_runner import ModelRunner
     from executor_service.engine.open_sequences import Opening
+    from executor_service.engine.step_in_flight import StepInFlight
     from executor_service.engine.step_request import Int32, Limits, StepAnswer, StepRequest
     from executor_service.kv_cache.manager import KvCacheManager, KvOccupancy
 
@@ -102,25 +102,36 @@ class Session:
         self._check_ticket(ticket)
         self._sequences.release(sequence_ids)
 
-    def step(self, ticket: int, request: StepRequest, queue_ns: int) -> StepAnswer:
-        """Compute a step, or answer a repeated one from memory.
+    def begin_step(self, ticket: int, request: StepRequest, arrived_ns: int) -> StepInFlight:
+        """Begin a step, or find the answer to a repeated one; `finish` of it waits for that.
 
-        A step that is refused with an error changes nothing.
+        A step that is refused with an error changes nothing. `arrived_ns` is
+        `time.perf_counter_ns` at its arrival.
         """
-        started = time.perf_counter_ns()
         self._check_ticket(ticket)
-        kept = self._steps.kept(request)
-        if kept is not None:
-            return kept
         self._check_model(request.model_id)
-        return self._steps.compute(request, queue_ns, started)
+        return self._steps.begin(request, arrived_ns)
+
+    def step(self, ticket: int, request: StepRequest, arrived_ns: int) -> StepAnswer:
+        """Compute a step, or answer a repeated one from memory."""
+        return self.begin_step(ticket, request, arrived_ns).finish()
 
     def provenance(
-        self, sequence_id: int, generation: int, *, include_digests: bool = False
+        self,
+        sequence_id: int,
+        generation: int,
+        num_positions: int = 0,
+        *,
+        include_digests: bool = False,
     ) -> ProvenanceReport:
-        """Return who wrote an open sequence's positions; raises RecordNotKeptError."""
+        """Return who wrote an open sequence's positions; raises RecordNotKeptError.
+
+        With `num_positions`, at most that many of the first ones.
+        """
         known = self._sequences.of_generation(sequence_id, generation)
-        return self._reports.of_sequence(sequence_id, known.num_computed_tokens, include_digests)
+        most = num_positions or known.num_computed_tokens
+        count = min(most, known.num_computed_tokens)
+        return self._reports.of_sequence(sequence_id, count, include_digests)
 
     def provenance_of(self, handle: int, *, include_digests: bool = False) -> ProvenanceReport:
         """Return what a step or an opening gave a handle for; raises RecordNotKeptError."""

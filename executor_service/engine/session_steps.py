@@ -1,19 +1,31 @@
-"""The steps of a session: their ids, the answer that is kept, and computing one.
+"""The steps of a session: their ids, the answers that are kept, beginning and finishing one.
 
-Runs on the engine thread.
+Runs on the engine thread. A step may be begun while the one before it is computed: its rows then
+name that step for the tokens that are not known yet. What is decided when a step begins counts
+for the next at once: releases, growth, and the positions that its rows will have computed. What
+was computed is written down when it finishes, in order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from executor_service.engine.step_check import StepChecker
+from executor_service.engine.step_in_flight import StepInFlight
 from executor_service.engine.step_records import record_provenance, share, taint
-from executor_service.engine.step_request import Outcome, Source, StepAnswer
-from executor_service.errors import InvalidStepError, StepOutOfOrderError
+from executor_service.engine.step_request import MAX_STEPS_IN_FLIGHT, Outcome, StepAnswer
+from executor_service.engine.step_tokens import (
+    SourceNotComputedError,
+    backend_sources,
+    check_sources,
+    chosen_token,
+    has_sources,
+    with_outputs,
+)
+from executor_service.errors import StepOutOfOrderError
 
 if TYPE_CHECKING:
     from executor_service.engine.model_runner import ModelRunner
@@ -21,11 +33,9 @@ if TYPE_CHECKING:
     from executor_service.engine.step_request import Int32, Limits, StepRequest, StepResults
     from executor_service.kv_cache.manager import KvCacheManager
 
-_STEP_OUTPUT = int(Source.STEP_OUTPUT)
-
 
 class SessionSteps:
-    """Computes steps in the order of their ids; the last one is answered again from memory."""
+    """Computes steps in the order of their ids; the last ones are answered again from memory."""
 
     def __init__(
         self,
@@ -38,87 +48,166 @@ class SessionSteps:
         self._cache = cache
         self._sequences = sequences
         self._checker = StepChecker(limits)
-        self._last_step_id = 0
-        self._last_answer: StepAnswer | None = None
+        self._last_step_id = 0  # begun
+        # The last computed step, whose tokens the next may take.
+        self._last: tuple[StepRequest, StepResults] | None = None
+        self._begun: deque[StepInFlight] = deque()
+        self._answers: deque[StepAnswer] = deque(maxlen=MAX_STEPS_IN_FLIGHT)
+        self._finished_ns = 0
 
     def forget(self) -> None:
-        """Begin again with step 1."""
+        """Begin again with step 1; no step is in flight."""
         self._last_step_id = 0
-        self._last_answer = None
+        self._begun.clear()
+        self._answers.clear()
+        self._last = None
         self._runner.forget()
 
-    def kept(self, request: StepRequest) -> StepAnswer | None:
-        """Return the answer to a repeated step; raises StepOutOfOrderError for one out of turn."""
-        if request.step_id == self._last_step_id and self._last_answer is not None:
-            return self._last_answer
+    def begin(self, request: StepRequest, arrived_ns: int) -> StepInFlight:
+        """Begin the step whose turn it is, or repeat one; refused with an error it changes nothing.
+
+        `arrived_ns` is `time.perf_counter_ns` at its arrival. A step that gives sequences back
+        waits with that until the one before it is done. Raises StepOutOfOrderError.
+        """
+        for answer in self._answers:
+            if answer.step_id == request.step_id:
+                return StepInFlight(request, self, answer=answer)
         if request.step_id != self._last_step_id + 1:
             raise StepOutOfOrderError(
                 f"[step] step_id must be {self._last_step_id + 1}, got {request.step_id}"
             )
-        return None
-
-    def compute(self, request: StepRequest, queue_ns: int, started: int) -> StepAnswer:
-        """Compute the step whose turn it is; one that is refused with an error changes nothing.
-
-        `started` is when it reached the engine thread, in nanoseconds.
-        """
         self._checker.check(request)
+        step = StepInFlight(request, self, arrived_ns=arrived_ns)
+        if self._begun and len(request.released):
+            step.is_postponed = True
+        else:
+            self._begin(step)
+        self._begun.append(step)
+        self._last_step_id = request.step_id
+        return step
+
+    def _begin(self, step: StepInFlight) -> None:
+        """Release, grow and submit."""
+        started = time.perf_counter_ns()
+        request = step.request
+        # Where the step ahead of it is still computed, it costs no time of its own yet.
+        is_next = not self._begun or self._begun[0] is step
+        if is_next:
+            step.queue_ns = max(0, started - max(step.arrived_ns, self._finished_ns))
+        try:
+            sources = self._sources(step)
+        except SourceNotComputedError:
+            self._sequences.release(request.released.tolist())
+            self._without_results(step, Outcome.SOURCE_NOT_COMPUTED, started)
+            return
         rows = self._sequences.of_rows(request)
-        token_ids, poisoned = self._resolve_tokens(request)
         if len(request.released):
             self._sequences.release(request.released.tolist())
         sequence_ids = request.sequence_ids.tolist()
         ends = (request.start_positions + request.num_tokens).tolist()
-        results: StepResults | None = None
-        prepare_ns = handle = 0
-        if self._cache.grow(dict(zip(sequence_ids, ends, strict=True))):
-            outcome = Outcome.COMPUTED
-            if rows:
-                tables = self._cache.block_tables(sequence_ids)
-                prepare_ns = time.perf_counter_ns() - started
-                results = self._runner.run(request, token_ids, tables)
-                for sequence, end in zip(rows, ends, strict=True):
-                    sequence.num_computed_tokens = end
-                results = taint(rows, results, poisoned)
-                handle = record_provenance(self._cache, request, tables, results)
-                if self._cache.index is not None:
-                    share(self._cache, request, rows, ends, token_ids)
-                    self._cache.note_step(len(token_ids), results.forward_ns * 1e-9)
-            else:
-                self._runner.forget_logits()
-        else:
-            outcome = Outcome.NO_CAPACITY
-            self._runner.forget_logits()
-        answer = StepAnswer(
-            step_id=request.step_id,
+        if not self._cache.grow(dict(zip(sequence_ids, ends, strict=True))):
+            self._without_results(step, Outcome.NO_CAPACITY, started)
+            return
+        if not rows:
+            self._without_results(step, Outcome.COMPUTED, started)
+            return
+        step.tables = self._cache.block_tables(sequence_ids)
+        if is_next:
+            step.prepare_ns = time.perf_counter_ns() - started
+        step.pending = self._runner.submit(request, step.token_ids, step.tables, sources)
+        step.take(rows, ends)
+
+    def _sources(self, step: StepInFlight) -> Int32 | None:
+        """Fill in the tokens that are known already; return what the backend fills in, or None."""
+        request = step.request
+        if not has_sources(request):
+            return None
+        before = self._begun[-1] if self._begun and self._begun[-1] is not step else None
+        refused = {
+            answer.step_id for answer in self._answers if answer.outcome is not Outcome.COMPUTED
+        }
+        if before is not None and before.answer is not None:
+            refused.add(before.request.step_id)
+        elif before is not None:
+            check_sources(request, before.request)
+            step.has_unknown_tokens = True
+            return backend_sources(request)
+        step.token_ids, step.poisoned = with_outputs(request, self._chosen, refused)
+        return None
+
+    def _chosen(self, step_id: int, wanted_index: int) -> int | None:
+        if self._last is None or self._last[0].step_id != step_id:
+            return None
+        return chosen_token(*self._last, wanted_index)
+
+    def _without_results(self, step: StepInFlight, outcome: Outcome, started: int) -> None:
+        step.answer = StepAnswer(
+            step_id=step.request.step_id,
             outcome=outcome,
             occupancy=self._cache.occupancy(),
-            queue_ns=queue_ns,
-            prepare_ns=prepare_ns or time.perf_counter_ns() - started,
-            results=results,
-            provenance_handle=handle,
+            queue_ns=step.queue_ns,
+            prepare_ns=time.perf_counter_ns() - started,
+            since_ns=max(step.arrived_ns, self._finished_ns),
         )
-        self._last_step_id, self._last_answer = request.step_id, answer
+
+    def finish(self, step: StepInFlight) -> StepAnswer:
+        """Wait for the oldest step in flight and return its answer.
+
+        Where it fails, it and the one after it are as if they had not begun, but for what they
+        gave back.
+        """
+        if step.answer is not None and step not in self._begun:
+            return step.answer
+        if not self._begun or self._begun[0] is not step:
+            raise StepOutOfOrderError(
+                f"[step] the steps before {step.request.step_id} must be computed, got a failed one"
+            )
+        try:
+            if step.is_postponed:
+                step.is_postponed = False
+                self._begin(step)
+            answer = step.answer or self._computed(step)
+        except BaseException:
+            self._take_back()
+            raise
+        self._begun.popleft()
+        self._answers.append(answer)
+        self._finished_ns = time.perf_counter_ns()
+        if answer.results is None:
+            self._runner.forget_logits()
         return answer
 
-    def _resolve_tokens(self, request: StepRequest) -> tuple[Int32, list[int]]:
-        """Return (T,) ids with STEP_OUTPUT rows filled in, and rows whose source is not finite."""
-        if _STEP_OUTPUT not in request.sources.tobytes():
-            return request.token_ids, []
-        outputs = np.flatnonzero(request.sources == _STEP_OUTPUT)
-        token_ids = request.token_ids.copy()
-        starts = np.cumsum(request.num_tokens) - request.num_tokens
-        poisoned: list[int] = []
-        for row in outputs.tolist():
-            step_id, index = int(request.source_steps[row]), int(request.source_wanted[row])
-            token = self._runner.chosen(step_id, index)
-            if token is None:
-                raise InvalidStepError(
-                    "row_source_steps",
-                    "must name a token that the last computed step chose",
-                    f"step {step_id}, wanted position {index}",
-                )
-            if token < 0:
-                poisoned.append(row)
-            token_ids[starts[row]] = max(token, 0)
-        return token_ids, poisoned
+    def _computed(self, step: StepInFlight) -> StepAnswer:
+        request, pending = step.request, step.pending
+        if pending is None:
+            raise AssertionError(f"[step] step {request.step_id} must be submitted, got another")
+        if step.has_unknown_tokens:
+            step.token_ids, step.poisoned = with_outputs(request, self._chosen)
+        results = self._runner.finish(request, pending)
+        results = taint(step.rows, results, step.poisoned)
+        self._last = request, results
+        handle = record_provenance(self._cache, request, step.tables, results)
+        if self._cache.index is not None:
+            share(self._cache, request, step.rows, step.ends, step.token_ids)
+            self._cache.note_step(len(step.token_ids), results.forward_ns * 1e-9)
+        return StepAnswer(
+            step_id=request.step_id,
+            outcome=Outcome.COMPUTED,
+            occupancy=self._cache.occupancy(),
+            queue_ns=step.queue_ns,
+            prepare_ns=step.prepare_ns,
+            results=results,
+            provenance_handle=handle,
+            since_ns=max(step.arrived_ns, self._finished_ns),
+        )
+
+    def _take_back(self) -> None:
+        """Undo what the steps in flight have begun, the last one first."""
+        while self._begun:
+            step = self._begun.pop()
+            self._last_step_id = step.request.step_id - 1
+            step.give_back()
+            if step.pending is not None and self._begun:
+                # The backend must not keep it; the first one is what has failed.
+                with contextlib.suppress(Exception):
+                    step.pending.finish()

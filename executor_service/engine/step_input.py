@@ -13,11 +13,19 @@ if TYPE_CHECKING:
     from executor_service.engine.step_request import Int32, StepRequest
 
 
-def build_step_input(request: StepRequest, token_ids: Int32, block_tables: Int32) -> StepInput:
+_NO_SOURCES = np.zeros(0, np.int32)
+
+
+def build_step_input(
+    request: StepRequest,
+    token_ids: Int32,
+    block_tables: Int32,
+    token_sources: Int32 | None = None,
+) -> StepInput:
     """Return the input of a step with at least one row.
 
-    `token_ids` (T,) has STEP_OUTPUT rows filled in; `block_tables` is (S, max_blocks), -1 past the
-    end of a row's blocks.
+    `token_ids` (T,) has STEP_OUTPUT rows filled in, but for those of `token_sources` (T,);
+    `block_tables` is (S, max_blocks), -1 past the end of a row's blocks.
     """
     lengths = request.num_tokens
     if len(token_ids) == len(lengths):  # one token a row
@@ -41,6 +49,7 @@ def build_step_input(request: StepRequest, token_ids: Int32, block_tables: Int32
         edit_starts=request.edit_starts,
         edit_ids=request.edit_ids,
         edit_values=request.edit_values,
+        token_sources=_NO_SOURCES if token_sources is None else token_sources,
     )
 
 

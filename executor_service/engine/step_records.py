@@ -9,6 +9,8 @@ from executor_service.engine.provenance_report import step_handle
 from executor_service.engine.step_request import RowOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from executor_service.engine.open_sequences import SequenceState
     from executor_service.engine.step_request import Int32, StepRequest, StepResults
     from executor_service.kv_cache.manager import KvCacheManager
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 _TOKEN_BYTES = 4  # int32
 
 
-def taint(rows: list[SequenceState], results: StepResults, poisoned: list[int]) -> StepResults:
+def taint(rows: list[SequenceState], results: StepResults, poisoned: Sequence[int]) -> StepResults:
     """Mark sequences that are not finite; rows on top of such state stay non-finite.
 
     `poisoned` are the rows whose token was chosen by a row that was not finite.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,10 @@ UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 
 
+MAX_STEPS_IN_FLIGHT: Final = 2
+"""Steps that may be begun and not finished, and answers that are kept for repeated steps."""
+
+
 class Source(enum.IntEnum):
     """Where a row's tokens come from; values are those of the contract's TokenSource."""
 
@@ -38,6 +42,7 @@ class Outcome(enum.IntEnum):
 
     COMPUTED = 1
     NO_CAPACITY = 2
+    SOURCE_NOT_COMPUTED = 3
 
 
 class RowOutcome(enum.IntEnum):
@@ -97,6 +102,9 @@ class StepAnswer:
     prepare_ns: int = 0
     results: StepResults | None = None  # None unless rows were computed
     provenance_handle: int = 0
+    # `time.perf_counter_ns` from which on its time counts: at its arrival, or when the step ahead
+    # of it was done.
+    since_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,12 +17,14 @@ from scheduler_service.core.admission import (
     resume,
     submit,
 )
+from scheduler_service.core.ahead import plan_ahead
 from scheduler_service.core.apply import (
     apply,
     capacity_refused,
     executor_restarted,
     record_kv_counts,
     record_step_seconds,
+    source_refused,
 )
 from scheduler_service.core.batch import (
     LITERAL,
@@ -116,8 +118,10 @@ __all__ = [
     "openings",
     "pause",
     "plan",
+    "plan_ahead",
     "record_kv_counts",
     "record_step_seconds",
     "resume",
+    "source_refused",
     "submit",
 ]

@@ -35,19 +35,17 @@ def apply(
     Raises:
         AssertionError: A live row that wanted a token has neither a token nor an error.
     """
-    if state.in_flight is batch:
-        state.in_flight = None
+    was_in_flight = state.land(batch)
+    if was_in_flight:
         state.num_refusals_alone = 0
     events: list[Event] = []
     for row in batch.rows:
         request = state.running.get(row.request_id)
-        if request is not None and _is_current(request, row):
+        if request is not None and row.is_of(request):
             _apply_row(state, request, row, sampled.get(row.request_id), events)
+        elif was_in_flight:
+            state.num_vain_rows += 1
     return events
-
-
-def _is_current(request: Request, row: TokenRow) -> bool:
-    return request.sequence_id == row.sequence_id and request.generation == row.generation
 
 
 def _apply_row(
@@ -99,9 +97,8 @@ def capacity_refused(state: SchedulerState, batch: TokenRowBatch) -> list[Event]
     again up to MAX_REFUSALS_ALONE times in a row and then ends with ERROR: nobody else holds
     blocks that could come free.
     """
-    if state.in_flight is not batch:
+    if not state.land(batch):
         return []
-    state.in_flight = None
     has_closed = False
     while (holder := last_holder(state)) is not None:
         close(state, holder)
@@ -123,13 +120,18 @@ def capacity_refused(state: SchedulerState, batch: TokenRowBatch) -> list[Event]
     return [preempt(state, keep_order(state)[-1], PreemptionReason.CAPACITY)]
 
 
+def source_refused(state: SchedulerState, batch: TokenRowBatch) -> None:
+    """Record that a batch did not run because the one before it, whose tokens it takes, did not."""
+    state.land(batch)
+
+
 def _num_needed(state: SchedulerState, batch: TokenRowBatch) -> int:
     """Return the blocks that would have been in use, had the batch been computed."""
     size = state.limits.block_size
     growth = 0
     for row in batch.rows:
         request = state.running.get(row.request_id)
-        if request is not None and _is_current(request, row):
+        if request is not None and row.is_of(request):
             held = blocks_for(request.num_held_tokens, size)
             end = request.num_computed_tokens + len(row.token_ids)
             growth += max(0, blocks_for(end, size) - held)
@@ -143,14 +145,14 @@ def executor_restarted(state: SchedulerState, limits: Limits | None = None) -> l
     """Record that the executor lost every cached state.
 
     Running requests wait again, in order, to be recomputed; their tokens are kept. Nothing is
-    left to release, a batch in flight is forgotten, and step ids start again at 1.
+    left to release, batches in flight are forgotten, and step ids start again at 1.
 
     Args:
         state: Changed.
         limits: New bounds, when the new executor has others. A live request that can no longer
             fit ends with ERROR; others have `max_tokens` clipped.
     """
-    state.in_flight = None
+    state.in_flight = state.ahead = None
     state.step_id = 0
     state.num_refusals_alone = 0
     events: list[Event] = [

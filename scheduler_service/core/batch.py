@@ -13,7 +13,7 @@ from typing import Final
 
 from scheduler_service.core.events import Event
 from scheduler_service.core.params import SamplingParams
-from scheduler_service.core.request import RequestId, SequenceId
+from scheduler_service.core.request import Request, RequestId, SequenceId
 
 
 class TokenSourceKind(Enum):
@@ -29,7 +29,7 @@ class TokenSource:
 
     Attributes:
         kind: LITERAL takes `TokenRow.token_ids`; STEP_OUTPUT takes the token that the
-            executor itself chose in an earlier step, and then the row has one token.
+            executor itself chose in the step before, and then the row has one token, written 0.
         step_id: That step; 0 for LITERAL.
         wanted_index: Index of the wanted position in that step; 0 for LITERAL.
     """
@@ -89,6 +89,14 @@ class TokenRow:
     def num_known_tokens(self) -> int:
         """Tokens that are not drafted."""
         return len(self.token_ids) - self.num_draft_tokens
+
+    def is_of(self, request: Request) -> bool:
+        """Return whether the row continues the request's present cached state."""
+        return (
+            request.request_id == self.request_id
+            and request.sequence_id == self.sequence_id
+            and request.generation == self.generation
+        )
 
     @property
     def draft_token_ids(self) -> tuple[int, ...]:

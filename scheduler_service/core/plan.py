@@ -47,8 +47,8 @@ def plan(
     """Return the next batch, or None when there is nothing to do.
 
     The caller runs the batch and then calls `apply` or `capacity_refused` with it (or
-    `executor_restarted`); one batch is in flight at a time. A batch without rows only gives
-    sequences back and is run like any other.
+    `executor_restarted`). While it is in flight, `plan_ahead` may plan one more. A batch without
+    rows only gives sequences back and is run like any other.
 
     Args:
         state: Changed: requests are admitted and preempted.

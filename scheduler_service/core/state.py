@@ -96,6 +96,8 @@ class SchedulerState:
         to_release: Sequences that the next batch gives back, in order.
         num_blocks_to_release: Blocks of these, each sequence counted as if it shared none.
         in_flight: The batch that was planned and not yet applied or refused.
+        ahead: The batch that was planned after it, before its answer.
+        num_vain_rows: Rows computed so far for requests that had ended or lost their state.
         step_id: Id of the last planned batch; 0 before the first.
         last_sequence_id: The last sequence id given.
         block_ceiling: Most blocks to count on. Below `limits.num_blocks` after the executor
@@ -120,6 +122,8 @@ class SchedulerState:
     to_release: list[SequenceId] = field(default_factory=list, init=False)
     num_blocks_to_release: int = field(default=0, init=False)
     in_flight: TokenRowBatch | None = field(default=None, init=False)
+    ahead: TokenRowBatch | None = field(default=None, init=False)
+    num_vain_rows: int = field(default=0, init=False)
     step_id: int = field(default=0, init=False)
     last_sequence_id: SequenceId = field(default=SequenceId(0), init=False)
     block_ceiling: int = field(default=0, init=False)
@@ -142,6 +146,13 @@ class SchedulerState:
         return bool(self.to_release) or any(
             not request.is_paused for request in self.requests.values()
         )
+
+    def land(self, batch: TokenRowBatch) -> bool:
+        """Note that a batch is answered; return False for one that is not the first in flight."""
+        if self.in_flight is not batch:
+            return False
+        self.in_flight, self.ahead = self.ahead, None
+        return True
 
     def num_blocks_held(self) -> int:
         """Return the blocks that are held, each sequence counted as if it shared none."""
@@ -201,6 +212,7 @@ class SchedulerState:
         own = self._num_own_blocks()
         _check(own <= limits.num_blocks, "blocks of their own fit the pool", own)
         _check(1 <= self.block_ceiling <= limits.num_blocks, "block_ceiling", self.block_ceiling)
+        _check(self.ahead is None or self.in_flight is not None, "ahead of one", self.ahead)
         released = self.to_release
         _check(len(released) == len(set(released)), "a sequence is released once", released)
         for request in self.requests.values():

@@ -147,7 +147,7 @@ class BenchExecutor:
 
         Empty where the executor does not tell.
         """
-        piece = await self._session.provenance_piece(sequence_id, 0, include_digests=True)
+        piece = await self._session.provenance_piece(sequence_id, 0, 0, include_digests=True)
         blocks: list[KvBlock] = [] if piece is None else wire_trace.read_kv(piece)
         return tuple(digest for block in blocks for digest in block.digests)
 

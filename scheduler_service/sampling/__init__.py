@@ -6,6 +6,7 @@
 from scheduler_service.sampling.params import validate
 from scheduler_service.sampling.request import (
     WantedStatistics,
+    is_chosen_by_executor,
     wanted_statistics,
     with_runner_up,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "WantedStatistics",
     "choose",
     "choose_from_full_row",
+    "is_chosen_by_executor",
     "row_statistics",
     "uniform",
     "validate",

@@ -57,6 +57,15 @@ def is_truncated(params: SamplingParams, vocab_size: int) -> bool:
     return effective_top_k(params, vocab_size) > 0 or params.top_p < 1 or params.min_p > 0
 
 
+def is_chosen_by_executor(params: SamplingParams, vocab_size: int) -> bool:
+    """Return whether the statistics of `wanted_statistics` name the token itself.
+
+    They do where it is the argmax or the quantile of the whole row: then the executor can go on
+    with it before anybody has seen it.
+    """
+    return is_greedy(params) or not is_truncated(params, vocab_size)
+
+
 def inverse_temperature(params: SamplingParams) -> float:
     """Return 1 / temperature rounded to fp32, at least 2^-60 because devices flush subnormals."""
     return float(np.float32(max(1.0 / params.temperature, _LEAST_INVERSE_TEMPERATURE)))

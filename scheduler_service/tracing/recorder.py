@@ -34,7 +34,9 @@ class Recorder:
         self.closed = asyncio.Event()
         # True while the executor holds state of the request, whose provenance is still to come.
         self.is_held = False
-        self.held_generation = 0
+        # Its generation, and the positions that its steps have computed: a row that came after the
+        # end of the request is nobody's.
+        self.held_generation = self.num_held_positions = 0
         self.num_bytes = 0
         self._save: Saver | None = None
         self._pending: list[bytes] = []
@@ -63,6 +65,7 @@ class Recorder:
         self._add(wire.step(value, path_set))
         self._digests.extend(each.logits_digest for each in value.tokens)
         self.is_held, self.held_generation = True, value.generation
+        self.num_held_positions = value.start_position + value.num_row_tokens
 
     def released(self, piece: bytes | None) -> None:
         """Write who wrote the cached state that is given back now; None where nobody knows."""

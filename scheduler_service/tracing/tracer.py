@@ -20,9 +20,12 @@ class KvTeller(Protocol):
     """Who knows what the executor holds."""
 
     async def provenance_piece(
-        self, sequence_id: int, generation: int, include_digests: bool
+        self, sequence_id: int, generation: int, num_positions: int, include_digests: bool
     ) -> bytes | None:
-        """Return who wrote a sequence's cache, as a piece of a trace; None for not known."""
+        """Return who wrote the first positions of a sequence's cache, as a piece of a trace.
+
+        None for not known.
+        """
         ...
 
 
@@ -118,8 +121,9 @@ class Tracer:
             recorder = self._held.pop(sequence_id, None)
             if recorder is not None:
                 piece = await session.provenance_piece(
-                    sequence_id, recorder.held_generation, recorder.wants_kv_digests
-                )
+                    sequence_id, recorder.held_generation, recorder.num_held_positions,
+                    recorder.wants_kv_digests,
+                )  # fmt: skip
                 recorder.released(piece)
                 self._count_if_closed(recorder)
 

@@ -41,6 +41,8 @@ class Capabilities:
     # Backend and device in words.
     device: str
     mlx_version: str
+    # Steps that it takes before the answer to the first of them.
+    max_steps_in_flight: int = 1
 
 
 def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
@@ -88,6 +90,7 @@ def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
         max_top_k=reply.max_top_k,
         device=" ".join(filter(None, (build.backend, build.unit, build.device))),
         mlx_version=build.mlx_version,
+        max_steps_in_flight=max(1, reply.max_steps_in_flight),
     )
 
 

@@ -63,8 +63,10 @@ class StepReply:
     # None when the pool could not grow and nothing was computed.
     answer: StepAnswer | None
     kv_counts: KvCounts
-    # From arrival to answer inside the executor, in seconds.
+    # From arrival, or from the end of the step ahead, to the answer; of the executor, in seconds.
     executor_seconds: float
+    # False when nothing was computed because the step whose tokens it takes was not.
+    has_source: bool = True
 
 
 def _pack(code: str, values: Sequence[float]) -> bytes:
@@ -229,6 +231,8 @@ def read_step(
     seconds = result.timings.total_ns * 1e-9
     if result.outcome == token_rows_pb2.STEP_OUTCOME_NO_CAPACITY:
         return StepReply(None, counts, seconds)
+    if result.outcome == token_rows_pb2.STEP_OUTCOME_SOURCE_NOT_COMPUTED:
+        return StepReply(None, counts, seconds, has_source=False)
     if result.outcome != token_rows_pb2.STEP_OUTCOME_COMPUTED:
         raise WireError(f"[step_result] outcome must be set, got {result.outcome}")
     answer = StepAnswer(

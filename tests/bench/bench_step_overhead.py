@@ -1,12 +1,14 @@
-"""What a decode step costs beside its forward pass, in three places.
+"""What a decode step costs beside its forward pass, in four places.
 
     python tests/bench/bench_step_overhead.py --streams 1,8 --tokens 128 --rounds 5
 
 - `engine`: the backend in this process, called back to back.
 - `grpc`: an executor process behind a bare client that sends greedy steps.
-- `stack`: SDK, scheduler and executor; a step is the gap between two messages of a stream.
+- `plain`: SDK, scheduler and executor, each step sent after the answer to the last one; a step is
+  the gap between two messages of a stream.
+- `ahead`: the same, with one step sent ahead (the scheduler's `lookahead`).
 
-All three decode the same number of tokens at the same positions with the same kernels. They take
+All four decode the same number of tokens at the same positions with the same kernels. They take
 turns round by round, because a shared machine changes its speed over minutes. Medians over rounds
 are printed with the raw values, and everything goes to a JSON file. Where other work runs on the
 machine, a real-time priority keeps it out of the figures: put `chrt -r 10` in front.
@@ -59,7 +61,7 @@ class Sample:
 
     wall: float
     forward: float
-    # What the place says about its parts: medians for `grpc`, means for `stack`.
+    # What the place says about its parts: medians for `grpc`, means for `plain` and `ahead`.
     parts: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -261,30 +263,33 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--unit", default="auto", help="kernel unit of all three")
+    parser.add_argument("--unit", default="auto", help="kernel unit of all four")
     parser.add_argument("--json", default="bench-results/step-overhead.json")
     args = parser.parse_args()
     counts = [int(count) for count in args.streams.split(",")]
     flags = ("--unit", args.unit, "--kv-memory-mb", "256")
-    pages = {"scheduler": free_port(), "executor": free_port()}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ib-")))
         loop = _event_loop()
         stack.callback(loop.close)
         bare = start_executor(folder, args.model, *flags, name="bare")
         stack.callback(bare.stop)
-        pair = stack.enter_context(
-            running_pair(
-                args.model,
-                executor_flags=(*flags, "--metrics-port", str(pages["executor"])),
-                scheduler_flags=("--metrics-port", str(pages["scheduler"])),
-            )
-        )
         places: dict[str, Callable[[int, int], Sample]] = {
             "engine": EngineAlone(args.model, args.unit).round,
             "grpc": BareClient(bare.address, loop).round,
-            "stack": WholeStack(pair.schedulers[0].address, pages, loop).round,
         }
+        for place, lookahead in (("plain", "off"), ("ahead", "auto")):
+            pages = {"scheduler": free_port(), "executor": free_port()}
+            pair = stack.enter_context(
+                running_pair(
+                    args.model,
+                    executor_flags=(*flags, "--metrics-port", str(pages["executor"])),
+                    scheduler_flags=(
+                        "--metrics-port", str(pages["scheduler"]), "--lookahead", lookahead,
+                    ),
+                )
+            )  # fmt: skip
+            places[place] = WholeStack(pair.schedulers[0].address, pages, loop).round
         samples: dict[int, dict[str, list[Sample]]] = {
             count: {place: [] for place in places} for count in counts
         }

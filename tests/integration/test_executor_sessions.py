@@ -78,6 +78,7 @@ async def test_describes_itself(harness: Harness) -> None:
     assert len(bytes.fromhex(described.weights_digest)) == 32
     assert described.num_blocks == len(harness.backends[0].cache)
     assert reply.supports_step_output_source
+    assert reply.max_steps_in_flight == 2
     assert (reply.max_num_seqs, reply.max_num_batched_tokens, reply.max_top_k) == (256, 512, 64)
     assert reply.self_test.state == capabilities_pb2.SELF_TEST_STATE_PASSED
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 
 from hypothesis import event, given, settings
 
@@ -11,11 +11,13 @@ from scheduler_service.core import (
     DeadlineUnreachableError,
     Event,
     FinishReason,
+    KvCounts,
     PreemptionReason,
     RequestAdmitted,
     RequestFinished,
     RequestId,
     RequestPreempted,
+    SampledRow,
     SchedulerState,
     TokenEmitted,
     TokenRowBatch,
@@ -29,9 +31,11 @@ from scheduler_service.core import (
     openings,
     pause,
     plan,
+    plan_ahead,
     record_kv_counts,
     record_step_seconds,
     resume,
+    source_refused,
     submit,
 )
 from scheduler_service.core.precedence import leader
@@ -45,6 +49,16 @@ PAUSE_STEPS = 7
 # A trace takes some hundredths of a second, so more than the profile's usual number are affordable.
 many = settings(max_examples=2 * settings().max_examples)
 STOP = frozenset({3})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """A batch, what will come of it, and the counts of blocks that come with that."""
+
+    batch: TokenRowBatch
+    sampled: dict[RequestId, SampledRow] | None
+    has_source: bool
+    counts: KvCounts
 
 
 class Trace:
@@ -71,12 +85,14 @@ class Trace:
         self.ends: dict[str, FinishReason] = {}
         self.paused: dict[int, list[RequestId]] = {}
         self.seen: Counter[str] = Counter()
+        self.flight: deque[_Sent] = deque()
 
     def run(self) -> None:
         """Run until every request has ended and everything is given back."""
         todo = sorted(enumerate(self.scenario.arrivals), key=lambda item: item[1].step)
         step = 0
-        while todo or len(self.ends) < len(self.scenario.arrivals) or self.state.to_release:
+        num_arrivals = len(self.scenario.arrivals)
+        while todo or len(self.ends) < num_arrivals or self.state.to_release or self.flight:
             while todo and todo[0][1].step <= step:
                 index, arrival = todo.pop(0)
                 self._submit(index, arrival)
@@ -84,6 +100,7 @@ class Trace:
             self._pause(step)
             if step in self.scenario.restarts_between:
                 self._restart()
+                self.flight.clear()
             self._step(step)
             step += 1
             assert step < MAX_STEPS, "livelock"
@@ -151,33 +168,74 @@ class Trace:
             self.paused.setdefault(step + PAUSE_STEPS, []).append(live[index].request_id)
 
     def _step(self, step: int) -> None:
-        self._open(step)
-        batch = plan(self.state, float(step), self._drafts(step))
-        self.state.check_invariants()
-        if batch is None:
-            assert all(request.is_paused for request in self.state.running.values())
-            # Only a restart in between can leave nobody to admit.
-            scenario = self.scenario
-            restarts = scenario.restarts_while_opening | scenario.restarts_when_opened
-            assert not self.state.has_work or step in restarts
-            return
-        self._record(batch.events)
-        self._check_batch(batch)
-        sampled = self.pool.run(batch, refuse=step in self.scenario.refusals)
+        if not self.flight:
+            self._open(step)
+            batch = plan(self.state, float(step), self._drafts(step))
+            self.state.check_invariants()
+            if batch is None:
+                assert all(request.is_paused for request in self.state.running.values())
+                # Only a restart in between can leave nobody to admit.
+                scenario = self.scenario
+                restarts = scenario.restarts_while_opening | scenario.restarts_when_opened
+                assert not self.state.has_work or step in restarts
+                return
+            self._record(batch.events)
+            self._check_batch(batch)
+            self._send(batch, refuse=step in self.scenario.refusals)
+        if self.scenario.looks_ahead:
+            self._send_ahead(refuse=step + 1 in self.scenario.refusals)
         self._disturb(step)
         if step in self.scenario.restarts_in_flight:
             self._restart()
-            # The answer of the old process may still arrive; it must not matter.
+            # Answers of the old process may still arrive; they must not matter.
+            while self.flight:
+                self._take_answer(self.flight.popleft(), step)
         else:
-            record_kv_counts(self.state, self.pool.cache.counts())
+            self._take_answer(self.flight.popleft(), step)
+
+    def _send(self, batch: TokenRowBatch, *, refuse: bool) -> None:
+        sampled = self.pool.run(batch, refuse=refuse)
+        self.flight.append(_Sent(batch, sampled, self.pool.has_source, self.pool.cache.counts()))
+
+    def _send_ahead(self, *, refuse: bool) -> None:
+        """Send a step before the answer to the last one, where the core has one to send."""
+        before = self.state.in_flight
+        assert before is not None
+        ahead = plan_ahead(self.state, lambda _: True)
+        self.state.check_invariants()
+        if ahead is None:
+            return
+        self.seen["ahead"] += 1
+        assert self.state.ahead is ahead
+        assert ahead.step_id == before.step_id + 1
+        assert not {row.sequence_id for row in ahead.rows} & set(ahead.released_sequence_ids)
+        assert not any(not request.is_paused for request in self.state.waiting)
+        for row in ahead.rows:
+            request = self.state.running[row.request_id]
+            source = before.rows[row.source.wanted_index]
+            assert source.request_id == row.request_id
+            assert row.start_position == source.start_position + len(source.token_ids)
+            assert len(request.output_token_ids) + 1 < request.max_tokens
+            assert not request.is_paused
+        self._send(ahead, refuse=refuse)
+
+    def _take_answer(self, sent: _Sent, step: int) -> None:
+        batch, sampled = sent.batch, sent.sampled
+        num_vain_rows = self.state.num_vain_rows
+        if self.state.in_flight is batch:
+            record_kv_counts(self.state, sent.counts)
             # A machine that is now faster and now slower than its curve.
             pace = 1 + (step % 7) / 4
             record_step_seconds(self.state, batch, pace * batch.predicted_seconds)
-        if sampled is None:
+        if sampled is not None:
+            self._record(apply(self.state, batch, sampled))
+        elif sent.has_source:
             self.seen["refused"] += 1
             self._record(capacity_refused(self.state, batch))
         else:
-            self._record(apply(self.state, batch, sampled))
+            self.seen["without source"] += 1
+            source_refused(self.state, batch)
+        self.seen["vain"] += self.state.num_vain_rows - num_vain_rows
         self.state.check_invariants()
 
     def _drafts(self, step: int) -> dict[RequestId, tuple[int, ...]]:
@@ -291,6 +349,8 @@ def test_every_request_gets_the_tokens_of_its_solo_run(scenario: Scenario) -> No
     for reason in PreemptionReason:
         event(f"{reason.value}={trace.seen[reason.value] > 0}")
     event(f"drafted={trace.seen['drafted'] > 0}")
+    event(f"ahead={trace.seen['ahead'] > 0}")
+    event(f"vain={trace.seen['vain'] > 0}")
     check_against_solo_runs(trace)
     for index, arrival in enumerate(scenario.arrivals):
         if arrival.deadline is None:
@@ -305,6 +365,8 @@ def test_trouble_changes_no_token(scenario: Scenario) -> None:
     trace = Trace(scenario)
     trace.run()
     event(f"refused={trace.seen['refused'] > 0}")
+    event(f"without source={trace.seen['without source'] > 0}")
+    event(f"vain={trace.seen['vain'] > 0}")
     for reason in PreemptionReason:
         event(f"{reason.value}={trace.seen[reason.value] > 0}")
     check_against_solo_runs(trace)

@@ -10,6 +10,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from scheduler_service.core import (
+    LITERAL,
     RequestId,
     SampledRow,
     SequenceId,
@@ -60,10 +61,14 @@ class FakeBlockPool:
         self.cache = FakePrefixCache(block_size, num_blocks, shares)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
+        # Of the last batch, by wanted position; None where it did not run.
+        self._chosen: list[int] | None = None
+        self.has_source = True
 
     def restart(self) -> None:
         """Lose everything, as a new process would."""
         self._last_step_id = 0
+        self._chosen = None
         self._generations.clear()
         self.cache.clear()
 
@@ -92,28 +97,44 @@ class FakeBlockPool:
     def run(
         self, batch: TokenRowBatch, *, refuse: bool = False
     ) -> dict[RequestId, SampledRow] | None:
-        """Run a batch; None means NO_CAPACITY, which also happens where the rows do not fit."""
+        """Run a batch; None means NO_CAPACITY, which also happens where the rows do not fit.
+
+        None as well where a row takes its token from a batch that did not run; `has_source` is
+        then False.
+        """
         assert batch.step_id == self._last_step_id + 1, "step ids rise by one"
         self._last_step_id = batch.step_id
         assert len(set(batch.released_sequence_ids)) == len(batch.released_sequence_ids)
         for sequence_id in batch.released_sequence_ids:
             self.cache.release(sequence_id)
+        chosen, self._chosen = self._chosen, None
+        sources = [row for row in batch.rows if row.source != LITERAL]
+        self.has_source = not sources or chosen is not None
+        if not self.has_source:
+            return None
         for row in batch.rows:
             assert row.sequence_id in self.cache, "opened first"
             assert self._generations[row.sequence_id] == row.generation, "a stale generation"
             cached = self.cache.tokens(row.sequence_id)
             assert len(cached) == row.start_position, "a row continues its sequence"
         new_tokens = {int(row.sequence_id): row.token_ids for row in batch.rows}
+        for row in sources:
+            assert row.source.step_id == batch.step_id - 1, "the step before"
+            assert row.token_ids == (0,), "one token, which is not known"
+            assert chosen is not None
+            new_tokens[int(row.sequence_id)] = (chosen[row.source.wanted_index],)
         num_drafts = {int(row.sequence_id): row.num_draft_tokens for row in batch.rows}
         if refuse or not self.cache.grow(new_tokens, num_drafts):
             return None
         sampled: dict[RequestId, SampledRow] = {}
+        self._chosen = []
         for row in batch.rows:
             cached = self.cache.tokens(row.sequence_id)
             drawn: list[int] = []
             for wanted in row.wanted:
                 context = cached[: row.start_position + wanted.offset + 1]
                 drawn.append(next_token(context))
+                self._chosen.append(drawn[-1])
                 if drawn != list(row.draft_token_ids[: len(drawn)]):
                     break
             if drawn:

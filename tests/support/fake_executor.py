@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from scheduler_service.sampling import Statistic, row_statistics
 from tests.support.fake_answers import abort_stale, array, pack_statistics
 from tests.support.fake_prefix_cache import FakePrefixCache
 from tests.support.fake_provenance import toy_provenance
+from tests.support.fake_steps import KeptAnswer, tokens_of
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, tokenizer_document, vocab_size
 from tests.support.toy_model import ToyModel
 
@@ -44,6 +46,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_top_k: int = 128
+    max_steps_in_flight: int = 2
     model_id: str = "toy"
     weights_digest: str = "w0"
     step_seconds: float = 0.0
@@ -71,7 +74,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     num_refusals: int = 0
     num_fetched_rows: int = 0
     peak_blocks: int = 0
-    _last: tuple[int, token_rows_pb2.StepResult, list[np.ndarray[Any, Any]]] | None = None
+    # The last answers, the latest one last.
+    _kept: deque[KeptAnswer] = field(default_factory=lambda: deque(maxlen=2))
     _fence: asyncio.Event = field(default_factory=asyncio.Event)
     _blocks: FakePrefixCache = field(init=False)
 
@@ -88,7 +92,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     def _forget(self) -> None:
         self.sequences.clear()
         self._cache.clear()
-        self._last = None
+        self._kept.clear()
 
     @property
     def _cache(self) -> FakePrefixCache:
@@ -146,6 +150,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             reply.max_num_seqs = self.max_num_seqs
             reply.max_num_batched_tokens = self.max_num_batched_tokens
             reply.max_top_k = self.max_top_k
+            reply.max_steps_in_flight = self.max_steps_in_flight
         return reply
 
     async def GetTokenizer(
@@ -242,14 +247,15 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.steps.append(step)
         if self.before_step is not None:
             await self.before_step(step)
-        if self._last is not None and self._last[0] == step.step_id:
-            return self._last[1]
-        expected = 1 if self._last is None else self._last[0] + 1
+        for kept in self._kept:
+            if kept.step_id == step.step_id:
+                return kept.result
+        expected = 1 if not self._kept else self._kept[-1].step_id + 1
         if step.step_id != expected:
             raise ValueError(f"step_id must be {expected}, got {step.step_id}")
         await asyncio.sleep(self.step_seconds)
         result, rows = self._compute(step)
-        self._last = (step.step_id, result, rows)
+        self._kept.append(KeptAnswer(step.step_id, result, rows, step.wanted_statistics))
         self.computed_step_ids.append(step.step_id)
         if self.after_step is not None:
             await self.after_step(step)
@@ -265,7 +271,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         if len(set(sequence_ids)) != len(sequence_ids) or len(sequence_ids) > self.max_num_seqs:
             raise ValueError(f"one row a sequence, at most {self.max_num_seqs} rows")
         lengths = array(step.row_num_tokens, "<i4")
-        tokens = array(step.token_ids, "<i4")
+        tokens = tokens_of(step, lengths, self._kept)
+        if tokens is None:
+            result.outcome = token_rows_pb2.STEP_OUTCOME_SOURCE_NOT_COMPUTED
+            result.kv_occupancy.CopyFrom(self._occupancy())
+            return result, []
         if sum(lengths) != len(tokens) or len(tokens) > self.max_num_batched_tokens:
             raise ValueError("token counts do not fit")
         grown: dict[int, list[int]] = {}
@@ -344,11 +354,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         return rows
 
     def _fetch(self, request: token_rows_pb2.FetchLogits) -> token_rows_pb2.LogitsFetched:
-        if self._last is None or self._last[0] != request.step_id:
+        if not self._kept or self._kept[-1].step_id != request.step_id:
             raise ValueError("logits of the last step only")
         indexes = array(request.wanted_indexes, "<i4")
         self.num_fetched_rows += len(indexes)
-        data = b"".join(self._last[2][index].tobytes() for index in indexes)
+        data = b"".join(self._kept[-1].rows[index].tobytes() for index in indexes)
         payload = token_rows_pb2.TensorPayload(inline=data)
         return token_rows_pb2.LogitsFetched(step_id=request.step_id, logits=payload)
 

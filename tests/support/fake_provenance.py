@@ -12,6 +12,7 @@ def toy_provenance(
     request: pb.GetProvenanceRequest, token_ids: Sequence[int], block_size: int, epoch: int
 ) -> pb.GetProvenanceResponse:
     """Blocks of unknown steps, with digests that depend on the tokens up to each position."""
+    token_ids = token_ids[: request.num_positions or None]
     reply = pb.GetProvenanceResponse(executor_epoch=epoch, numeric_class="X1-toy", kv_class="f16")
     for start in range(0, len(token_ids), block_size):
         ends = range(start + 1, min(start + block_size, len(token_ids)) + 1)

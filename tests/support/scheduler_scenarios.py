@@ -44,6 +44,8 @@ class Scenario:
     drafts: list[tuple[int, int]]
     curve: CostCurve
     bound: float
+    # Whether a step may be planned and sent before the answer to the last one.
+    looks_ahead: bool
     cancels: dict[int, int] = field(default_factory=dict)
     stop_strings: dict[int, int] = field(default_factory=dict)
     restarts_in_flight: set[int] = field(default_factory=set)
@@ -101,6 +103,7 @@ shapes = {
     | st.just([(0, 0)]),
     "hits": st.lists(st.integers(0, 30) | st.just(30), min_size=1, max_size=4),
     "pauses": _INDEXES,
+    "looks_ahead": st.booleans(),
 }
 
 quiet = st.builds(Scenario, **shapes, missing_blocks=st.just(0))

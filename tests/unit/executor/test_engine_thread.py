@@ -72,3 +72,71 @@ async def test_stopping_finishes_what_is_queued() -> None:
     assert order == ["work", "last"]
     with pytest.raises(DrainingError):
         engine.submit(lambda: None)
+
+
+class _Begun:
+    """Work that notes when it is begun and finished; a running one needs nobody's help."""
+
+    size = 1
+
+    def __init__(self, name: str, log: list[str], *, is_running: bool, fails: bool = False) -> None:
+        self.is_running = is_running
+        self._name, self._log, self._fails = name, log, fails
+
+    def begin(self) -> _Begun:
+        self._log.append(f"begin {self._name}")
+        return self
+
+    def finish(self) -> str:
+        self._log.append(f"finish {self._name}")
+        if self._fails:
+            raise KeyError(self._name)
+        return self._name
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_queued_work_is_begun_before_the_last_is_finished(is_running: bool) -> None:
+    """Two at most, and other work waits until nothing is begun."""
+    engine, log = EngineThread(), list[str]()
+    works = [_Begun(name, log, is_running=is_running) for name in "abc"]
+    begun = [engine.submit_begun(work.begin) for work in works]
+    other = engine.submit(lambda: log.append("other"))
+    last = engine.submit_begun(_Begun("d", log, is_running=is_running).begin)
+    engine.start()
+    assert await asyncio.gather(*begun, last) == ["a", "b", "c", "d"]
+    await other
+    await asyncio.to_thread(engine.stop)
+    assert log == [
+        "begin a", "begin b", "finish a", "begin c", "finish b", "finish c", "other",
+        "begin d", "finish d",
+    ]  # fmt: skip
+
+
+async def test_begun_work_that_fails_fails_alone_and_cancelled_work_is_not_begun() -> None:
+    engine, log = EngineThread(), list[str]()
+    failing = engine.submit_begun(_Begun("a", log, is_running=True, fails=True).begin)
+    cancelled = engine.submit_begun(_Begun("b", log, is_running=True).begin)
+    good = engine.submit_begun(_Begun("c", log, is_running=True).begin)
+    cancelled.cancel()
+    engine.start()
+    assert await good == "c"
+    with pytest.raises(KeyError, match="a"):
+        await failing
+    await asyncio.to_thread(engine.stop)
+    assert log == ["begin a", "begin c", "finish a", "finish c"]
+
+
+async def test_work_that_cannot_be_begun_leaves_what_was_begun_before() -> None:
+    engine, log = EngineThread(), list[str]()
+
+    def refuse() -> _Begun:
+        raise ValueError("refused")
+
+    first = engine.submit_begun(_Begun("a", log, is_running=True).begin)
+    refused = engine.submit_begun(refuse)
+    engine.start()
+    assert await first == "a"
+    with pytest.raises(ValueError, match="refused"):
+        await refused
+    await asyncio.to_thread(engine.stop, lambda: log.append("last"))
+    assert log == ["begin a", "finish a", "last"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from executor_service.engine.model_runner import ModelRunner
@@ -17,6 +18,7 @@ from executor_service.engine.profile_measure import (
 )
 from executor_service.engine.profile_steps import ScratchSteps
 from executor_service.engine.step_request import Limits
+from executor_service.errors import LogitsNotKeptError
 from executor_service.kv_cache.manager import KvCacheManager
 from tests.support.fake_backend import FakeBackend
 
@@ -190,7 +192,8 @@ def test_measuring_leaves_nothing_behind(num_blocks: int) -> None:
     assert engine.cache.num_sequences == 0
     assert engine.cache.occupancy().free_blocks == num_blocks
     engine.cache.check_integrity()
-    assert engine.runner.chosen(1, 0) is None
+    with pytest.raises(LogitsNotKeptError):
+        engine.runner.logits(1, np.zeros(0, np.int32), 0)
 
 
 def test_scratch_steps_hold_blocks_once_and_give_them_back_after_an_error() -> None:

@@ -41,6 +41,7 @@ PLAIN = {
     "isobatch_scheduler_request_duration_seconds", "isobatch_scheduler_build_info",
     "isobatch_scheduler_step_wall_seconds", "isobatch_scheduler_last_step_timestamp_seconds",
     "isobatch_scheduler_executor_connected", "isobatch_scheduler_trace_bytes",
+    "isobatch_scheduler_steps_ahead", "isobatch_scheduler_vain_rows",
     "isobatch_scheduler_waiting_tokens", "isobatch_scheduler_streams_paused",
     "isobatch_scheduler_step_predicted_seconds", "isobatch_scheduler_step_measured_seconds",
     "isobatch_scheduler_step_bound_seconds",

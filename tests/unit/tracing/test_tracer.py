@@ -64,7 +64,7 @@ class _Session:
         self.asked: list[tuple[int, int, bool]] = []
 
     async def provenance_piece(
-        self, sequence_id: int, generation: int, include_digests: bool
+        self, sequence_id: int, generation: int, num_positions: int, include_digests: bool
     ) -> bytes | None:
         self.asked.append((sequence_id, generation, include_digests))
         return self.piece

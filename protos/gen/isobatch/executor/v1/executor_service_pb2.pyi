@@ -15,7 +15,7 @@ class GetCapabilitiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetCapabilitiesResponse(_message.Message):
-    __slots__ = ("executor_epoch", "ready", "models", "build", "max_num_seqs", "max_num_batched_tokens", "max_top_k", "supports_step_output_source", "shared_memory_namespace", "num_ranks", "self_test")
+    __slots__ = ("executor_epoch", "ready", "models", "build", "max_num_seqs", "max_num_batched_tokens", "max_top_k", "supports_step_output_source", "shared_memory_namespace", "num_ranks", "self_test", "max_steps_in_flight")
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class GetCapabilitiesResponse(_message.Message):
     SHARED_MEMORY_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     SELF_TEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     executor_epoch: int
     ready: bool
     models: _containers.RepeatedCompositeFieldContainer[_capabilities_pb2.ModelCapabilities]
@@ -38,7 +39,8 @@ class GetCapabilitiesResponse(_message.Message):
     shared_memory_namespace: str
     num_ranks: int
     self_test: _capabilities_pb2.SelfTest
-    def __init__(self, executor_epoch: _Optional[int] = ..., ready: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[_capabilities_pb2.ModelCapabilities, _Mapping]]] = ..., build: _Optional[_Union[_capabilities_pb2.BuildInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_top_k: _Optional[int] = ..., supports_step_output_source: _Optional[bool] = ..., shared_memory_namespace: _Optional[str] = ..., num_ranks: _Optional[int] = ..., self_test: _Optional[_Union[_capabilities_pb2.SelfTest, _Mapping]] = ...) -> None: ...
+    max_steps_in_flight: int
+    def __init__(self, executor_epoch: _Optional[int] = ..., ready: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[_capabilities_pb2.ModelCapabilities, _Mapping]]] = ..., build: _Optional[_Union[_capabilities_pb2.BuildInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_top_k: _Optional[int] = ..., supports_step_output_source: _Optional[bool] = ..., shared_memory_namespace: _Optional[str] = ..., num_ranks: _Optional[int] = ..., self_test: _Optional[_Union[_capabilities_pb2.SelfTest, _Mapping]] = ..., max_steps_in_flight: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ("model_id",)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from isobatch.executor.v1 import token_rows_pb2 as isobatch_dot_executor_dot_v1_dot_token__rows__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%isobatch/executor/v1/provenance.proto\x12\x14isobatch.executor.v1\x1a%isobatch/executor/v1/token_rows.proto\"\x82\x01\n\x14GetProvenanceRequest\x12\x35\n\x08sequence\x18\x01 \x01(\x0b\x32!.isobatch.executor.v1.SequenceKeyH\x00\x12\x10\n\x06handle\x18\x02 \x01(\x04H\x00\x12\x17\n\x0finclude_digests\x18\x03 \x01(\x08\x42\x08\n\x06target\"\xfc\x01\n\x15GetProvenanceResponse\x12\x16\n\x0e\x65xecutor_epoch\x18\x01 \x01(\x04\x12\x15\n\rnumeric_class\x18\x02 \x01(\t\x12\x10\n\x08kv_class\x18\x03 \x01(\t\x12\x36\n\tpath_sets\x18\x04 \x03(\x0b\x32#.isobatch.executor.v1.KernelPathSet\x12\x33\n\x05steps\x18\x05 \x03(\x0b\x32$.isobatch.executor.v1.ProvenanceStep\x12\x35\n\x06\x62locks\x18\x06 \x03(\x0b\x32%.isobatch.executor.v1.BlockProvenance\"E\n\rKernelPathSet\x12\x34\n\x05paths\x18\x01 \x03(\x0b\x32%.isobatch.executor.v1.KernelPathCount\"\xb7\x01\n\x0eProvenanceStep\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_wanted\x18\x04 \x01(\r\x12\x10\n\x08num_rows\x18\x05 \x01(\r\x12\x10\n\x08path_set\x18\x06 \x01(\r\x12\x17\n\x0fsequence_hashes\x18\x07 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x08 \x01(\x0c\"\x8f\x02\n\x0f\x42lockProvenance\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x15\n\rnum_positions\x18\x02 \x01(\r\x12\x13\n\x0bwriter_hash\x18\x03 \x01(\x04\x12\x17\n\x0fscheduler_epoch\x18\x04 \x01(\x04\x12\x15\n\rfirst_step_id\x18\x05 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x06 \x01(\x04\x12\x17\n\x0fmin_step_tokens\x18\x07 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x08 \x01(\r\x12\x11\n\tpath_sets\x18\t \x03(\r\x12\x16\n\x0eposition_steps\x18\n \x01(\x0c\x12\x18\n\x10position_digests\x18\x0b \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%isobatch/executor/v1/provenance.proto\x12\x14isobatch.executor.v1\x1a%isobatch/executor/v1/token_rows.proto\"\x99\x01\n\x14GetProvenanceRequest\x12\x35\n\x08sequence\x18\x01 \x01(\x0b\x32!.isobatch.executor.v1.SequenceKeyH\x00\x12\x10\n\x06handle\x18\x02 \x01(\x04H\x00\x12\x17\n\x0finclude_digests\x18\x03 \x01(\x08\x12\x15\n\rnum_positions\x18( \x01(\rB\x08\n\x06target\"\xfc\x01\n\x15GetProvenanceResponse\x12\x16\n\x0e\x65xecutor_epoch\x18\x01 \x01(\x04\x12\x15\n\rnumeric_class\x18\x02 \x01(\t\x12\x10\n\x08kv_class\x18\x03 \x01(\t\x12\x36\n\tpath_sets\x18\x04 \x03(\x0b\x32#.isobatch.executor.v1.KernelPathSet\x12\x33\n\x05steps\x18\x05 \x03(\x0b\x32$.isobatch.executor.v1.ProvenanceStep\x12\x35\n\x06\x62locks\x18\x06 \x03(\x0b\x32%.isobatch.executor.v1.BlockProvenance\"E\n\rKernelPathSet\x12\x34\n\x05paths\x18\x01 \x03(\x0b\x32%.isobatch.executor.v1.KernelPathCount\"\xb7\x01\n\x0eProvenanceStep\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_wanted\x18\x04 \x01(\r\x12\x10\n\x08num_rows\x18\x05 \x01(\r\x12\x10\n\x08path_set\x18\x06 \x01(\r\x12\x17\n\x0fsequence_hashes\x18\x07 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x08 \x01(\x0c\"\x8f\x02\n\x0f\x42lockProvenance\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x15\n\rnum_positions\x18\x02 \x01(\r\x12\x13\n\x0bwriter_hash\x18\x03 \x01(\x04\x12\x17\n\x0fscheduler_epoch\x18\x04 \x01(\x04\x12\x15\n\rfirst_step_id\x18\x05 \x01(\x04\x12\x14\n\x0clast_step_id\x18\x06 \x01(\x04\x12\x17\n\x0fmin_step_tokens\x18\x07 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x08 \x01(\r\x12\x11\n\tpath_sets\x18\t \x03(\r\x12\x16\n\x0eposition_steps\x18\n \x01(\x0c\x12\x18\n\x10position_digests\x18\x0b \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'isobatch.executor.v1.proven
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETPROVENANCEREQUEST']._serialized_start=103
-  _globals['_GETPROVENANCEREQUEST']._serialized_end=233
-  _globals['_GETPROVENANCERESPONSE']._serialized_start=236
-  _globals['_GETPROVENANCERESPONSE']._serialized_end=488
-  _globals['_KERNELPATHSET']._serialized_start=490
-  _globals['_KERNELPATHSET']._serialized_end=559
-  _globals['_PROVENANCESTEP']._serialized_start=562
-  _globals['_PROVENANCESTEP']._serialized_end=745
-  _globals['_BLOCKPROVENANCE']._serialized_start=748
-  _globals['_BLOCKPROVENANCE']._serialized_end=1019
+  _globals['_GETPROVENANCEREQUEST']._serialized_end=256
+  _globals['_GETPROVENANCERESPONSE']._serialized_start=259
+  _globals['_GETPROVENANCERESPONSE']._serialized_end=511
+  _globals['_KERNELPATHSET']._serialized_start=513
+  _globals['_KERNELPATHSET']._serialized_end=582
+  _globals['_PROVENANCESTEP']._serialized_start=585
+  _globals['_PROVENANCESTEP']._serialized_end=768
+  _globals['_BLOCKPROVENANCE']._serialized_start=771
+  _globals['_BLOCKPROVENANCE']._serialized_end=1042
 # @@protoc_insertion_point(module_scope)

@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetProvenanceRequest(_message.Message):
-    __slots__ = ("sequence", "handle", "include_digests")
+    __slots__ = ("sequence", "handle", "include_digests", "num_positions")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     sequence: _token_rows_pb2.SequenceKey
     handle: int
     include_digests: bool
-    def __init__(self, sequence: _Optional[_Union[_token_rows_pb2.SequenceKey, _Mapping]] = ..., handle: _Optional[int] = ..., include_digests: _Optional[bool] = ...) -> None: ...
+    num_positions: int
+    def __init__(self, sequence: _Optional[_Union[_token_rows_pb2.SequenceKey, _Mapping]] = ..., handle: _Optional[int] = ..., include_digests: _Optional[bool] = ..., num_positions: _Optional[int] = ...) -> None: ...
 
 class GetProvenanceResponse(_message.Message):
     __slots__ = ("executor_epoch", "numeric_class", "kv_class", "path_sets", "steps", "blocks")

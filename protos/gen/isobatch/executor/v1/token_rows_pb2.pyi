@@ -29,6 +29,7 @@ class StepOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEP_OUTCOME_UNSPECIFIED: _ClassVar[StepOutcome]
     STEP_OUTCOME_COMPUTED: _ClassVar[StepOutcome]
     STEP_OUTCOME_NO_CAPACITY: _ClassVar[StepOutcome]
+    STEP_OUTCOME_SOURCE_NOT_COMPUTED: _ClassVar[StepOutcome]
 
 class RowOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -83,6 +84,7 @@ STATISTIC_DIGEST: Statistic
 STEP_OUTCOME_UNSPECIFIED: StepOutcome
 STEP_OUTCOME_COMPUTED: StepOutcome
 STEP_OUTCOME_NO_CAPACITY: StepOutcome
+STEP_OUTCOME_SOURCE_NOT_COMPUTED: StepOutcome
 ROW_OUTCOME_UNSPECIFIED: RowOutcome
 ROW_OUTCOME_COMPUTED: RowOutcome
 ROW_OUTCOME_NON_FINITE: RowOutcome
