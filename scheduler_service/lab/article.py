@@ -21,6 +21,7 @@ MODES: Final = {
     _UNBATCHED: "gemv",
     "batched GEMM": "gemm",
     "batched row-by-row GEMV": "gemv",
+    "threshold": "threshold",
     "MLX's choice": "mlx",
     "exact": "exact",
 }

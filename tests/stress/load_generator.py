@@ -31,6 +31,7 @@ from scheduler_service.client import (
 )
 from tests.stress.load_plan import Action, Fate, draw_action
 from tests.stress.profiles import PROFILES
+from tests.stress.replays import TraceSample
 from tests.stress.request_pool import PoolRequest, Profile, make_pool
 from tests.stress.solo_runs import Answer, differences, load
 
@@ -60,6 +61,8 @@ class Job:
     hang_seconds: float
     solo_path: str
     result_path: str
+    # Where traces of some requests are kept; empty for none.
+    trace_folder: str = ""
 
 
 @dataclass(slots=True)
@@ -74,12 +77,20 @@ class Tally:
     violations: list[str] = field(default_factory=list)
 
 
-async def _play(client: AsyncClient, request: PoolRequest, action: Action, answer: Answer) -> None:
-    """Send a request and treat it as the action says."""
+async def _play(
+    client: AsyncClient,
+    request: PoolRequest,
+    action: Action,
+    answer: Answer,
+    trace: list[bytes] | None,
+) -> None:
+    """Send a request and treat it as the action says; with `trace`, its trace comes there."""
     fate = action.fate
     params = replace(request.params, priority=action.priority, client_id=action.client_id)
     if fate is Fate.INVALID:
         params = replace(params, max_tokens=0)
+    if trace is not None:
+        params = replace(params, trace=True, trace_kv=True)
     timeout = action.seconds if fate is Fate.DEADLINE else None
     budget = action.seconds
     async with contextlib.AsyncExitStack() as stack:
@@ -91,6 +102,8 @@ async def _play(client: AsyncClient, request: PoolRequest, action: Action, answe
         await stack.enter_async_context(stream)
         has_acted = False
         async for event in stream:
+            if trace is not None:
+                trace.append(event.trace)
             if isinstance(event, TokenEvent | Finished):
                 answer.add(event)
             if fate is Fate.SLOW and budget > 0:
@@ -120,12 +133,17 @@ async def _dropped(playing: Awaitable[None], seconds: float) -> str:
 
 
 async def _one(
-    client: AsyncClient, request: PoolRequest, action: Action, answer: Answer, hang_seconds: float
+    client: AsyncClient,
+    request: PoolRequest,
+    action: Action,
+    answer: Answer,
+    hang_seconds: float,
+    trace: list[bytes] | None,
 ) -> str:
     """Play one action; return how it ended. Raises what must not happen."""
     try:
         async with asyncio.timeout(hang_seconds):
-            playing = _play(client, request, action, answer)
+            playing = _play(client, request, action, answer, trace)
             if action.fate is Fate.DROP:
                 return await _dropped(playing, action.seconds) or answer.reason
             await playing
@@ -142,7 +160,7 @@ async def _one(
 
 async def _stream(
     job: Job, profile: Profile, stream: int, pool: tuple[PoolRequest, ...], solos: list[Answer],
-    tally: Tally,
+    tally: Tally, sample: TraceSample,
 ) -> None:  # fmt: skip
     """Play one stream of the plan until its time or its requests are used up."""
     end = time.monotonic() + job.seconds
@@ -153,11 +171,12 @@ async def _stream(
             if time.monotonic() >= end:
                 return
             answer = Answer()
+            trace: list[bytes] | None = [] if sample.wants(stream, number) else None
             tally.requests += 1
             tally.fates[action.fate] = tally.fates.get(action.fate, 0) + 1
             try:
                 request = pool[action.request_index]
-                how = await _one(client, request, action, answer, job.hang_seconds)
+                how = await _one(client, request, action, answer, job.hang_seconds, trace)
                 found = differences(answer, solos[action.request_index])
             except TimeoutError:
                 how, found = "hang", [f"no end within {job.hang_seconds:g} s"]
@@ -166,6 +185,8 @@ async def _stream(
             tally.ends[how] = tally.ends.get(how, 0) + 1
             tally.tokens += len(answer.token_ids)
             tally.whole += answer.is_whole
+            if trace is not None and answer.is_whole:
+                sample.keep(b"".join(trace), stream, number)
             where = f"seed {job.seed} round {job.round_index} stream {stream} number {number}"
             tally.violations += [f"{where}: {action}: {each}" for each in found]
 
@@ -175,9 +196,11 @@ async def play(job: Job) -> Tally:
     profile = PROFILES[job.profile]
     pool = make_pool(profile, job.seed, job.pool_size)
     solos = load(Path(job.solo_path))
-    tally = Tally()
+    tally, sample = Tally(), TraceSample(job.trace_folder)
     streams = range(job.first_stream, job.first_stream + job.num_streams)
-    await asyncio.gather(*(_stream(job, profile, stream, pool, solos, tally) for stream in streams))
+    await asyncio.gather(
+        *(_stream(job, profile, stream, pool, solos, tally, sample) for stream in streams)
+    )
     return tally
 
 

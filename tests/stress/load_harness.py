@@ -25,6 +25,7 @@ from tests.stress import solo_runs
 from tests.stress.idle_state import Snapshot, Watched, memory_growth, wait_idle
 from tests.stress.load_generator import Job
 from tests.stress.profiles import PROFILES, model_path
+from tests.stress.replays import replay_all
 from tests.stress.request_pool import PoolRequest, make_pool
 from tests.support.services import ServicePair, running_pair, start_executor
 
@@ -87,6 +88,8 @@ class Result:
     violations: list[str] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
     solo_seconds: float = 0.0
+    # Traced requests of the load that were run again alone, digest by digest.
+    replays: int = 0
 
     @property
     def is_clean(self) -> bool:
@@ -157,6 +160,8 @@ class _Run:
         self.ports = ports
         self.num_kills = 0
         self.solo_path = folder / "solo.json"
+        self.trace_folder = folder / "traces"
+        self.trace_folder.mkdir()
 
     @property
     def address(self) -> str:
@@ -191,6 +196,7 @@ class _Run:
             max_requests_per_stream=settings.max_requests_per_stream,
             hang_seconds=settings.hang_seconds,
             solo_path=str(self.solo_path), result_path=str(result_path),
+            trace_folder=str(self.trace_folder),
         )  # fmt: skip
         job_path = self.folder / f"job-{round_index}-{name}.json"
         job_path.write_text(json.dumps(asdict(job)))
@@ -299,6 +305,8 @@ def stress(
             report(f"{len(solos)} solo runs in {result.solo_seconds:.1f} s")
             _play_rounds(run, result, report)
             _check_solo_again(runner, run, pool, solos, result)
+            result.replays, found = replay_all(run.trace_folder, run.address)
+            result.violations += found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return result

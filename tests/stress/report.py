@@ -56,6 +56,7 @@ def markdown(result: Result) -> str:
         "- What the scheduler counted, killed clients included: requests "
         f"{_counts(last.outcomes)}; preemptions {_counts(last.preemptions)}; "
         f"{last.stats.num_steps:,} steps, {last.stats.num_executor_reconnects} reconnects",
+        f"- Traced requests run again alone afterwards, every digest compared: {result.replays}",
         f"- **Changed texts and other violations: {len(result.violations)}. "
         f"Leaks: {len(result.leaks)}.**",
         "",

@@ -39,6 +39,7 @@ def test_tiny_model_with_preemptions_and_killed_executors() -> None:
     assert result.violations == []
     assert result.leaks == []
     assert result.total("whole") > 0
+    assert result.replays > 0
     assert result.rounds[-1].idle is not None
     assert result.rounds[-1].idle.preemptions["executor_restart"] > 0
 
@@ -51,6 +52,7 @@ def test_real_model() -> None:
     assert result.violations == []
     assert result.leaks == []
     assert result.total("whole") > 0
+    assert result.replays > 0
 
 
 def _job(harness: Harness, folder: Path, *, num_streams: int, num_requests: int) -> Job:

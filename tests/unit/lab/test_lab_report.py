@@ -32,7 +32,7 @@ from scheduler_service.lab.report import Report, as_html, as_json, as_text
 SPEED = Speed(
     (1, 2, 8),
     dict(zip(MODES, ((10.0, 10.0, 10.0), (4.0, 12.0, 30.0), (10.0, 11.0, 12.0),
-                     (5.0, 5.0, 5.0), (20.0, 40.0, 80.0)), strict=True)),
+                     (10.0, 11.0, 30.0), (5.0, 5.0, 5.0), (20.0, 40.0, 80.0)), strict=True)),
 )  # fmt: skip
 REPORT = Report(
     model="m<1>",
@@ -87,7 +87,9 @@ def test_compare_finds_the_first_differences() -> None:
 
 def test_the_text_has_ratios_and_places() -> None:
     text = as_text(REPORT)
-    assert re.search(r"^ +8 +10 +30 +12 +5 +80 +3.00 +1.20 +0.50 +8.00$", text, re.MULTILINE)
+    assert re.search(
+        r"^ +8 +10 +30 +12 +30 +5 +80 +3.00 +1.20 +3.00 +0.50 +8.00$", text, re.MULTILINE
+    )
     assert re.search(r"^ *threshold +5 +gemv to 4, gemm to 5$", text, re.MULTILINE)
     assert "from this many rows on: 2." in text
     assert re.search(r"threshold +128 +1 of 1 +1 of 1 +1 +37$", text, re.MULTILINE)
