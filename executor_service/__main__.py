@@ -52,6 +52,7 @@ def _main(arguments: Sequence[str]) -> int:
             return EXIT_OK
         _configure_logs(config)
         # Kernels first: who cannot compute should not be sent to fetch a model.
+        _warn_of_old_kernels()
         create_backend, self_test = kernels(config)
         location = locate(config.model, config.model_id or None)
         if config.draft_model:
@@ -90,6 +91,15 @@ def _configure_logs(config: configuration.ExecutorConfig) -> None:
         raise ConfigError(
             f"[config] log_file must be writable, got {error.strerror}: {config.log_file}"
         ) from error
+
+
+def _warn_of_old_kernels() -> None:
+    """Say so when the native module is not of the sources beside it, before it fails in its way."""
+    from executor_service import logs
+    from isobatch_kernels.source_digest import staleness
+
+    if words := staleness():
+        logs.get_logger(__name__).warning(words)
 
 
 def kernels(config: configuration.ExecutorConfig) -> tuple[BackendFactory, SelfTest]:

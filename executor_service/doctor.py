@@ -67,6 +67,7 @@ def check_mlx() -> list[Check]:
 def check_kernels(backend: str, unit: str) -> list[Check]:
     """Load the native module and compare every unit of this machine with the reference."""
     from isobatch_kernels.dispatch import FAST_UNITS, available_units, backend_error, choose_unit
+    from isobatch_kernels.source_digest import staleness
 
     missing = backend_error(backend, unit)
     if missing is not None:
@@ -79,6 +80,8 @@ def check_kernels(backend: str, unit: str) -> list[Check]:
         return [Check("native module", WARNING, str(error), advice)]
     units = available_units()
     found = [Check("native module", OK, f"units {', '.join(units)}")]
+    if words := staleness():
+        found = [Check("native module", WARNING, words, "make setup")]
     tested = [each for each in FAST_UNITS if each in units]
     differences = {each: first_difference(each) for each in tested}
     wrong = {each: where for each, where in differences.items() if where is not None}

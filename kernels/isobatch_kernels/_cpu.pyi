@@ -9,6 +9,8 @@ import numpy.typing as npt
 _Array = npt.NDArray[Any]
 _QuantizedArrays = tuple[_Array, _Array, _Array | None]
 
+source_digest: str
+
 def unit_available(unit: str) -> bool: ...
 def usable_cpus() -> int: ...
 
