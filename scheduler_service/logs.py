@@ -114,6 +114,12 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {**_bound.get(), **(fields if isinstance(fields, dict) else _NOTHING)}
 
 
+def _shown(value: object) -> str:
+    """Return a value on one line: a client may choose an id that looks like a line of the log."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: timestamp, level, logger, event, then the fields."""
 
@@ -136,7 +142,7 @@ class ConsoleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, with a traceback below it where there is one."""
-        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items())
         line = f"{_time(record)} {record.levelname.lower():7} {record.getMessage()}{fields}"
         if record.exc_info:
             line = f"{line}\n{self.formatException(record.exc_info)}"

@@ -57,6 +57,11 @@ def generate_request(
     request = scheduler_service_pb2.GenerateRequest()
     _set(request, "request_id", request_id)
     _set(request, "model", model)
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        # Numbers to Python, and no token ids.
+        raise InvalidRequestError(
+            f"[generate] prompt must be text, messages or token ids, got {type(prompt).__name__}"
+        )
     if isinstance(prompt, str):
         _set(request, "text", prompt)
     elif any(isinstance(item, ChatMessage) for item in prompt):

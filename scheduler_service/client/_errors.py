@@ -177,6 +177,10 @@ def error_from_rpc(failure: RpcFailure) -> IsobatchError:
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and not details.reason:
         # Our server always gives a reason; without one it is gRPC's own limit on message size.
         error_class = InvalidRequestError
+        message = f"[call] a message must fit gRPC's limit of size, got a larger one ({message})"
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and not details.reason:
+        # The clock of this side was quicker than the server's answer.
+        message = "[call] the answer must end within the timeout, got none by then"
     elif code is grpc.StatusCode.UNAVAILABLE and not details.reason:
         # gRPC's own words for a server that is gone, such as "Socket closed".
         message = f"[connect] the scheduler must stay there to the end, got it lost ({message})"

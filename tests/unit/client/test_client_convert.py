@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -128,6 +129,13 @@ def test_what_the_contract_cannot_carry_names_its_field(
     with pytest.raises(InvalidRequestError, match="got ") as caught:
         _convert.generate_request("x", params, **NAMES)
     assert [violation.field for violation in caught.value.violations] == [field]
+
+
+@pytest.mark.parametrize("prompt", [b"text", bytearray(b"text")])
+def test_bytes_are_no_token_ids(prompt: Any) -> None:
+    """Python takes them for numbers, and whoever passes them means text."""
+    with pytest.raises(InvalidRequestError, match="must be text, messages or token ids, got byte"):
+        _convert.generate_request(prompt, GenerationParams(), model="", request_id="")
 
 
 def test_mixed_prompt_is_refused() -> None:

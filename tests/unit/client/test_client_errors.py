@@ -58,15 +58,20 @@ def test_status_decides_the_class(code: grpc.StatusCode, error_class: type[Excep
     """The table in the module's docstring, checked."""
     error = error_from_rpc(Failure(code))
     assert type(error) is error_class
-    lost = code is grpc.StatusCode.UNAVAILABLE
-    words = "[connect] the scheduler must stay there to the end, got it lost (why)"
-    assert (error.code, str(error)) == (code.name, words if lost else "why")
+    words = {
+        grpc.StatusCode.UNAVAILABLE: "[connect] the scheduler must stay there to the end, got it "
+        "lost (why)",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "[call] the answer must end within the timeout, got "
+        "none by then",
+    }
+    assert (error.code, str(error)) == (code.name, words.get(code, "why"))
 
 
 def test_resource_exhausted_without_a_reason_is_the_message_limit() -> None:
     """gRPC itself refuses messages over its limit with this code; waiting would not help."""
     error = error_from_rpc(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED))
     assert type(error) is client.InvalidRequestError
+    assert str(error).startswith("[call] a message must fit gRPC's limit of size")
 
 
 def test_unreadable_details_do_not_hide_the_status() -> None:

@@ -41,3 +41,13 @@ def test_the_console_is_plain_text_where_it_is_no_terminal() -> None:
     assert "failed" in text
     assert "ValueError: broken" in text
     assert "\x1b" not in text
+
+
+def test_what_a_client_chose_stays_on_its_line() -> None:
+    """An id may look like the next line of the log; words with spaces stay as they are."""
+    stream = io.StringIO()
+    logs.configure("info", "console", stream)
+    forged = "a\n2026-11-30T00:00:00.000+00:00 error   forged"
+    logs.get_logger("x").info("request", request_id=forged, error="two words é")
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(f"request request_id={forged!r} error=two words é")
