@@ -1,12 +1,14 @@
-"""The comparison of an answer with its solo run sees every difference."""
+"""What compares an answer with its solo run, and a trace with its replay, sees differences."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.stress.replays import MOST_TRACES, TraceSample, replay_all
 from tests.stress.solo_runs import Answer, differences
 
 SOLO = Answer(
@@ -62,3 +64,14 @@ def test_a_whole_answer_must_be_equal(changes: dict[str, Any]) -> None:
 )
 def test_a_part_must_be_the_beginning(changes: dict[str, Any]) -> None:
     assert differences(_partial(**changes), SOLO) != []
+
+
+def test_a_replay_that_fails_is_told(tmp_path: Path) -> None:
+    sample = TraceSample(str(tmp_path))
+    assert [number for number in range(6) if sample.wants(1, number)] == [2, 5]
+    for number in range(MOST_TRACES + 1):
+        sample.keep(b"no trace", 1, number)
+    assert not sample.wants(1, 2)
+    count, found = replay_all(tmp_path, f"unix:{tmp_path / 'nobody.sock'}")
+    assert (count, len(found)) == (MOST_TRACES, MOST_TRACES)
+    assert not TraceSample("").wants(1, 2)
