@@ -19,6 +19,7 @@ from isobatch_kernels.metal.cache import BlockCopies, KeyValuePool, pool_layout
 from isobatch_kernels.metal.forward import Forward, stages
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import DeviceWeight
+from isobatch_kernels.metal.linear_profile import Choice
 from isobatch_kernels.metal.measure import fastest_choice
 from isobatch_kernels.metal.model import DeviceModel
 from isobatch_kernels.metal.non_finite import Watched, find_first_ops, watch
@@ -238,28 +239,36 @@ class MetalBackend:
         )
 
     def warm_up(self) -> None:
-        """Compiles what steps will need: every row tile, both forms of attention, statistics.
+        """Compiles what steps will need: every tile of linear layers, both forms of attention for
+        decoding and for prompts, statistics.
 
         Runs small steps over the first blocks and clears them, so call it before serving.
         """
-        block_size = self._limits.block_size
-        tiles = self._profile.linear.row_tiles
-        most = min(self._limits.max_num_batched_tokens, self._program.dimensions.context_length)
-        blocks = -(-most // block_size)
-        for rows in sorted({*tiles, tiles[-1] + 1}):
-            if rows <= most and rows <= self._limits.num_blocks * block_size:
+        block_size, profile = self._limits.block_size, self._profile
+        context = self._program.dimensions.context_length
+        most = min(self._limits.max_num_batched_tokens, context)
+        room = self._limits.num_blocks * block_size
+        for rows, way in sorted(profile.linear.variants()):
+            if rows <= min(most, room):
+                tuned = replace(profile.linear, tuned=((rows, Choice(way)),))
+                self._profile = replace(profile, linear=tuned)
                 self.run(warm_up_step(0, rows, block_size))
+        self._profile = profile
         # A token of the step before, which is on the device.
         self.run(replace(warm_up_step(0, 1, block_size), token_sources=np.zeros(1, np.int32)))
-        last = min(attn.CHUNK, self._program.dimensions.context_length - 1)
-        # Its table names block 0 for every position: only the kernels matter.
-        step = warm_up_step(last, 1, block_size, one_block=True)
-        ids = self._launcher.upload(step.token_ids)
-        work = self._forward.prepare(step, ids, self._pool, self._profile)
-        for index in range(len(self._program.ops)):
-            self._forward.run_op(index, work, self._profile)
-        self._arrays.wait(*work.live())
-        self.zero_blocks(np.arange(min(blocks, self._limits.num_blocks), dtype=np.int32))
+        for tokens in (1, 2):
+            start = min(attn.CHUNK, context - tokens)
+            if tokens > most or start < 0:
+                continue
+            # Its table names block 0 for every position: only the kernels matter.
+            step = warm_up_step(start, tokens, block_size, one_block=True)
+            ids = self._launcher.upload(step.token_ids)
+            work = self._forward.prepare(step, ids, self._pool, profile)
+            for index in range(len(self._program.ops)):
+                self._forward.run_op(index, work, profile)
+            self._arrays.wait(*work.live())
+        blocks = min(-(-most // block_size), self._limits.num_blocks)
+        self.zero_blocks(np.arange(blocks, dtype=np.int32))
 
     def choices(self, num_rows: int) -> Sequence[str]:
         """Ways in which linear layers of so many rows can run (`tuning.Tunable`)."""

@@ -39,6 +39,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(UNIT_VARIABLE, raising=False)
     monkeypatch.setattr(create, "metal_is_available", lambda: True)
     monkeypatch.setattr(mx, "set_default_device", lambda _: None)
+    monkeypatch.setattr(mx, "set_cache_limit", lambda _: None)
     factory = MlxFrontedFactory(EmulatedKernelFactory())
     monkeypatch.setattr(create, "mlx_kernel_factory", lambda: factory)
 

@@ -45,24 +45,48 @@ METAL_FUNC QueryTile query_tile(const device int* tiles, uint tile, uint head_ti
 }
 METAL_FUNC int first_visible(int position, int window) { return window > 0 ? max(0, position + 1 - window) : 0; }
 
+// VEC neighbouring halves as floats, by one load where they fill 16 bytes.
+template <int VEC>
+METAL_FUNC void load_vector(const device half* from, thread float* to) {
+  if (VEC == 8) {
+    const uint4 v = *reinterpret_cast<const device uint4*>(from);
+    UNROLL for (int i = 0; i < 4; i++) {
+      const half2 h = as_type<half2>(v[i]);
+      to[2 * i] = float(h.x);
+      to[2 * i + 1] = float(h.y);
+    }
+  } else {
+    UNROLL for (int i = 0; i < VEC; i++) to[i] = float(from[i]);
+  }
+}
+
 // Largest score over the keys of the chunk, weights and their sum, for R rows. p (R, 256) gets the weights, +0 for hidden
 // keys; top and sums (R) the maxima and sums. scratch (8, R).
-template <int R, int VEC>
+template <int R, int VEC, int DIM, int BLOCK>
 METAL_FUNC void weigh_chunk(const device half* pool, const device int* blocks, const device int* positions, QueryTile tile,
-                            AttentionSizes z, int chunk, uint t, uint lane, uint sg, const threadgroup float* queries,
+                            AttentionSizes z, int chunk, uint t, uint lane, uint sg, const threadgroup float4* queries,
                             threadgroup float* p, threadgroup float* scratch, threadgroup float* top, threadgroup float* sums) {
   const int position = chunk * kChunk + int(t);
   const int lowest = first_visible(positions[tile.first_token], z.window), last = positions[tile.token(tile.count() - 1)];
   float score[R];
   UNROLL for (int r = 0; r < R; r++) score[r] = 0.0f;
   if (position >= lowest && position <= last) {
-    const int block = blocks[position / z.block_size], slot = position % z.block_size;
-    const size_t vectors = z.dim / VEC;
-    const device half* key = pool + ((size_t(block) * 2 * z.kv_heads + tile.kv_head) * vectors * z.block_size + slot) * VEC;
-    for (int i = 0; i < int(vectors); i++) {
-      UNROLL for (int e = 0; e < VEC; e++) {
-        const float k = float(key[size_t(i) * z.block_size * VEC + e]);
-        UNROLL for (int r = 0; r < R; r++) score[r] = fma(queries[r * z.dim + i * VEC + e], k, score[r]);
+    const int block = blocks[position / BLOCK], slot = position % BLOCK;
+    constexpr int VECTORS = DIM / VEC;
+    const device half* key = pool + ((size_t(block) * 2 * z.kv_heads + tile.kv_head) * VECTORS * BLOCK + slot) * VEC;
+    const threadgroup float* query = reinterpret_cast<const threadgroup float*>(queries);
+    for (int i = 0; i < VECTORS; i++) {
+      float k[VEC];
+      load_vector<VEC>(key + i * BLOCK * VEC, k);
+      UNROLL for (int r = 0; r < R; r++) {
+        if (VEC % 4 == 0) {
+          UNROLL for (int part = 0; part < VEC / 4; part++) {
+            const float4 q = queries[(r * DIM + i * VEC) / 4 + part];
+            UNROLL for (int e = 0; e < 4; e++) score[r] = fma(q[e], k[4 * part + e], score[r]);
+          }
+        } else {
+          UNROLL for (int e = 0; e < VEC; e++) score[r] = fma(query[r * DIM + i * VEC + e], k[e], score[r]);
+        }
       }
     }
   }
@@ -87,11 +111,13 @@ METAL_FUNC void weigh_chunk(const device half* pool, const device int* blocks, c
   }
 }
 
-// The thread's outputs of the chunk: dimension t % D of rows t / D, t / D + 256 / D, ...
-template <int R, int VEC, int OWN>
+// The thread's outputs of the chunk: dimension t % D of rows t / D, t / D + 256 / D, ... Blocks that all of its rows see
+// whole take four weights a load and no comparison.
+template <int R, int DIM, int OWN, int BLOCK>
 METAL_FUNC void mix_chunk(const device half* pool, const device int* blocks, const device int* positions, QueryTile tile,
-                          AttentionSizes z, int chunk, uint t, const threadgroup float* p, thread float* o) {
-  const int d = int(t) % z.dim, first = int(t) / z.dim, step = 256 / z.dim;
+                          AttentionSizes z, int chunk, uint t, const threadgroup float4* weights, thread float* o) {
+  const threadgroup float* p = reinterpret_cast<const threadgroup float*>(weights);
+  const int d = int(t) % DIM, first = int(t) / DIM, step = 256 / DIM;
   int low[OWN], high[OWN], from = kChunk, to = 0;
   UNROLL for (int i = 0; i < OWN; i++) {
     const int r = first + i * step;
@@ -104,12 +130,30 @@ METAL_FUNC void mix_chunk(const device half* pool, const device int* blocks, con
     }
     o[i] = 0.0f;
   }
-  for (int j = from; j < to; j++) {
-    const int position = chunk * kChunk + j;
-    const size_t block = blocks[position / z.block_size], slot = position % z.block_size;
-    const float v = float(pool[(((block * 2 + 1) * z.kv_heads + tile.kv_head) * z.block_size + slot) * z.dim + d]);
+  for (int j0 = from / BLOCK * BLOCK; j0 < to; j0 += BLOCK) {
+    const size_t block = blocks[(chunk * kChunk + j0) / BLOCK];
+    const device half* v = pool + ((block * 2 + 1) * z.kv_heads + tile.kv_head) * BLOCK * DIM + d;
+    bool whole = BLOCK % 4 == 0;
     UNROLL for (int i = 0; i < OWN; i++) {
-      if (j >= low[i] && j < high[i]) o[i] = fma(p[(first + i * step) * kChunk + j], v, o[i]);
+      whole = whole && (low[i] >= high[i] || (low[i] <= j0 && high[i] >= j0 + BLOCK));
+    }
+    if (whole) {
+      UNROLL for (int s = 0; s < BLOCK; s += 4) {
+        float4 w[OWN];
+        // Rows of nobody read the last row's weights, and what they add up is not written.
+        UNROLL for (int i = 0; i < OWN; i++) w[i] = weights[(min(first + i * step, R - 1) * kChunk + j0 + s) / 4];
+        UNROLL for (int e = 0; e < 4; e++) {
+          const float value = float(v[(s + e) * DIM]);
+          UNROLL for (int i = 0; i < OWN; i++) o[i] = fma(w[i][e], value, o[i]);
+        }
+      }
+    } else {
+      for (int j = max(from, j0); j < min(to, j0 + BLOCK); j++) {
+        const float value = float(v[(j - j0) * DIM]);
+        UNROLL for (int i = 0; i < OWN; i++) {
+          if (j >= low[i] && j < high[i]) o[i] = fma(p[(first + i * step) * kChunk + j], value, o[i]);
+        }
+      }
     }
   }
   UNROLL for (int i = 0; i < OWN; i++) o[i] = flush_below(o[i], kFloor40Bits);
@@ -134,10 +178,10 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
 // @kernel attention_prefill
 // @inputs queries pool tables positions tiles sizes
 // @outputs out
-// tiles: first token, tokens, row of tables. Template: R, VEC, DIM, OWN = ceil(R / (256/DIM)). Grid (256, tiles, head tiles).
+// tiles: first token, tokens, row of tables. Template: R, VEC, DIM, BLOCK, OWN = ceil(R / (256/DIM)). Grid (256, tiles, head tiles).
 {
-  threadgroup float qs[R * DIM];
-  threadgroup float p[R * 256];
+  threadgroup float4 queries4[(R * DIM + 3) / 4];  // float4: read 16 bytes at a time
+  threadgroup float4 weights4[R * 64];
   threadgroup float scratch[8 * R];
   threadgroup float tops[R];
   threadgroup float sums[R];
@@ -145,7 +189,8 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
   const uint t = thread_index_in_threadgroup, lane = thread_index_in_simdgroup, sg = simdgroup_index_in_threadgroup;
   const QueryTile tile = query_tile(tiles, threadgroup_position_in_grid.y, threadgroup_position_in_grid.z, z);
   const device int* blocks = tables + size_t(tiles[3 * threadgroup_position_in_grid.y + 2]) * z.max_blocks;
-  load_queries(queries, tile, z, R, t, qs);
+  threadgroup float* p = reinterpret_cast<threadgroup float*>(weights4);
+  load_queries(queries, tile, z, R, t, reinterpret_cast<threadgroup float*>(queries4));
   const int d = int(t) % DIM, first = int(t) / DIM, step = 256 / DIM;
   float o[OWN], m[OWN], l[OWN];
   UNROLL for (int i = 0; i < OWN; i++) o[i] = m[i] = l[i] = 0.0f;
@@ -153,10 +198,10 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
   const int end = positions[tile.token(tile.count() - 1)] / kChunk;
   for (int chunk = begin; chunk <= end; chunk++) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    weigh_chunk<R, VEC>(pool, blocks, positions, tile, z, chunk, t, lane, sg, qs, p, scratch, tops, sums);
+    weigh_chunk<R, VEC, DIM, BLOCK>(pool, blocks, positions, tile, z, chunk, t, lane, sg, queries4, p, scratch, tops, sums);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float part[OWN];
-    mix_chunk<R, VEC, OWN>(pool, blocks, positions, tile, z, chunk, t, p, part);
+    mix_chunk<R, DIM, OWN, BLOCK>(pool, blocks, positions, tile, z, chunk, t, weights4, part);
     UNROLL for (int i = 0; i < OWN; i++) {
       const int r = first + i * step;
       if (first >= step || r >= tile.count()) continue;
@@ -184,8 +229,8 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
 // One chunk a threadgroup. partials (T*H, max_chunks, 2 + D): largest score, sum, output; those of chunks that a token does
 // not see stay unwritten. Grid (256, tiles * max_chunks, head tiles).
 {
-  threadgroup float qs[R * DIM];
-  threadgroup float p[R * 256];
+  threadgroup float4 queries4[(R * DIM + 3) / 4];  // float4: read 16 bytes at a time
+  threadgroup float4 weights4[R * 64];
   threadgroup float scratch[8 * R];
   threadgroup float tops[R];
   threadgroup float sums[R];
@@ -197,12 +242,13 @@ METAL_FUNC void load_queries(const device float* queries, QueryTile tile, Attent
   const device int* blocks = tables + size_t(tiles[3 * which + 2]) * z.max_blocks;
   const int begin = first_visible(positions[tile.first_token], z.window) / kChunk;
   if (chunk < begin || chunk > positions[tile.token(tile.count() - 1)] / kChunk) return;
-  load_queries(queries, tile, z, R, t, qs);
+  threadgroup float* p = reinterpret_cast<threadgroup float*>(weights4);
+  load_queries(queries, tile, z, R, t, reinterpret_cast<threadgroup float*>(queries4));
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  weigh_chunk<R, VEC>(pool, blocks, positions, tile, z, chunk, t, lane, sg, qs, p, scratch, tops, sums);
+  weigh_chunk<R, VEC, DIM, BLOCK>(pool, blocks, positions, tile, z, chunk, t, lane, sg, queries4, p, scratch, tops, sums);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   float part[OWN];
-  mix_chunk<R, VEC, OWN>(pool, blocks, positions, tile, z, chunk, t, p, part);
+  mix_chunk<R, DIM, OWN, BLOCK>(pool, blocks, positions, tile, z, chunk, t, weights4, part);
   const int d = int(t) % DIM, first = int(t) / DIM, step = 256 / DIM;
   UNROLL for (int i = 0; i < OWN; i++) {
     const int r = first + i * step;

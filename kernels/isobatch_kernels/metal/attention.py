@@ -138,6 +138,7 @@ def paged_attention(
         ("R", shape.rows),
         ("VEC", layout.vector),
         ("DIM", shape.head_dim),
+        ("BLOCK", layout.block_size),
         ("OWN", shape.owned),
     ]
     output = [((step.num_tokens, shape.heads * shape.head_dim), "float32")]

@@ -7,6 +7,7 @@ model take by rows. Exit codes: 0 every path is right, 1 a path is wrong, 3 no M
 
 from __future__ import annotations
 
+import itertools
 import platform
 import sys
 import time
@@ -20,17 +21,22 @@ from isobatch_kernels.metal import activations as act
 from isobatch_kernels.metal import linear as lin
 from isobatch_kernels.metal import weights as packing
 from isobatch_kernels.metal.arrays import MlxArrays
-from isobatch_kernels.metal.create import metal_is_available, mlx_kernel_factory
+from isobatch_kernels.metal.create import (
+    check_whole_steps,
+    metal_is_available,
+    mlx_kernel_factory,
+)
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.self_test import Format, compare
 from isobatch_kernels.program import QuantizedWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from isobatch_kernels.metal.arrays import LibraryArray
+    from isobatch_kernels.metal.arrays import ArrayLibrary, KernelFactory, LibraryArray
 
 EXIT_WRONG, EXIT_NO_DEVICE = 1, 3
+COLD_BYTES = 96 << 20  # more than last caches hold
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -60,7 +66,9 @@ class RowTime:
 
     rows: int
     path: str
-    seconds: float
+    seconds: float  # with the default kernel and tile
+    best_seconds: float  # with the fastest ones of each layer
+    best: tuple[str, ...]  # those: "layer kernel:tile", where they are not the default
 
 
 def seconds_of(run: Callable[[], LibraryArray], launcher: Launcher, repeats: int) -> float:
@@ -82,6 +90,12 @@ def _random_layer(launcher: Launcher, shape: LayerShape) -> lin.DeviceWeight:
     return lin.to_device(launcher.arrays, packing.pack_quantized([weight])[0])
 
 
+def _inputs(launcher: Launcher, shape: LayerShape, rows: int) -> act.Activations:
+    values = np.ones((rows, shape.inputs), np.float32)
+    layout = act.ActivationLayout(shape.inputs, 64, 64)
+    return act.quantize(launcher, launcher.arrays.array(values), rows, layout)
+
+
 def time_rows(
     launcher: Launcher,
     profile: lin.LinearProfile,
@@ -89,26 +103,38 @@ def time_rows(
     rows: Sequence[int] = ROWS,
     repeats: int = 5,
 ) -> list[RowTime]:
-    """Times the model's layers one by one and adds them up."""
-    totals = dict.fromkeys(rows, 0.0)
+    """Times the model's layers one by one, with every kernel and tile, and adds them up."""
+    default, best = dict.fromkeys(rows, 0.0), dict.fromkeys(rows, 0.0)
+    names: dict[int, list[str]] = {count: [] for count in rows}
     for shape in model:
-        device = _random_layer(launcher, shape)
+        # Small layers take turns with copies, or they would stay in the GPU's last cache.
+        copies = max(1, min(8, COLD_BYTES // (shape.outputs * shape.inputs)))
+        layer = _random_layer(launcher, shape)
+        devices = itertools.cycle([layer, *(_random_layer(launcher, shape) for _ in range(copies))])
         for count in rows:
-            values = np.ones((count, shape.inputs), np.float32)
-            layout = act.ActivationLayout(shape.inputs, 64, 64)
-            x = act.quantize(launcher, launcher.arrays.array(values), count, layout)
-            path, tile = profile.choose(count)
+            x = _inputs(launcher, shape, count)
+            times: dict[str, float] = {}
+            for path, tile in profile.ways(count):
 
-            def run(
-                path: str = path,
-                tile: int = tile,
-                x: act.Activations = x,
-                w: lin.DeviceWeight = device,
-            ) -> LibraryArray:
-                return lin.quantized_linear(launcher, path, tile, x, w, lin.Epilogue())
+                def run(
+                    path: str = path,
+                    tile: int = tile,
+                    x: act.Activations = x,
+                    layers: Iterator[lin.DeviceWeight] = devices,
+                ) -> LibraryArray:
+                    after = lin.Epilogue()
+                    return lin.quantized_linear(launcher, path, tile, x, next(layers), after)
 
-            totals[count] += shape.times * seconds_of(run, launcher, repeats)
-    return [RowTime(count, profile.choose(count)[0], totals[count]) for count in rows]
+                times[f"{path}:{tile}"] = seconds_of(run, launcher, repeats)
+            first, fastest = next(iter(times)), min(times, key=times.__getitem__)
+            default[count] += shape.times * times[first]
+            best[count] += shape.times * times[fastest]
+            if fastest != first:
+                names[count].append(f"{shape.name} {fastest}")
+    return [
+        RowTime(count, profile.choose(count)[0], default[count], best[count], tuple(names[count]))
+        for count in rows
+    ]
 
 
 def self_test_lines(
@@ -133,13 +159,30 @@ def self_test_lines(
 def table(times: Sequence[RowTime], model: Sequence[LayerShape] = MODEL) -> list[str]:
     """Rows by throughput: the linear layers of a step alone, attention and dispatch left out."""
     weights = sum(s.outputs * s.inputs * s.times for s in model)
-    lines = ["| rows | kernel | ms a step | tokens/s | GB/s |", "|---|---|---|---|---|"]
+    lines = [
+        "| rows | kernel | ms a step | tokens/s | GB/s | fastest, ms | where it is another |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for t in times:
         lines.append(
             f"| {t.rows} | {t.path} | {t.seconds * 1e3:.1f} | {t.rows / t.seconds:.1f} "
-            f"| {weights * 0.5625 / t.seconds / 1e9:.0f} |"
+            f"| {weights * 0.5625 / t.seconds / 1e9:.0f} | {t.best_seconds * 1e3:.1f} "
+            f"| {', '.join(t.best) or '-'} |"
         )
     return lines
+
+
+def whole_step_line(factory: KernelFactory, arrays: ArrayLibrary) -> tuple[str, bool]:
+    """What comparing steps of a tiny model found, and whether every kernel is right."""
+    try:
+        compared, use_split = check_whole_steps(factory, arrays, lin.LinearProfile())
+    except RuntimeError as error:
+        return f"- whole steps: {error}", False
+    if not compared:
+        return "- whole steps: not compared, the native module is missing", True
+    if not use_split:
+        return "- whole steps: equal the contract without attention_decode alone", False
+    return "- whole steps: equal the contract", True
 
 
 def _copy_bandwidth() -> float:
@@ -175,10 +218,11 @@ def main() -> int:
     print(*(f"- {key}: {info[key]}" for key in sorted(info)), sep="\n")
     print(f"- copy bandwidth: {_copy_bandwidth() / 1e9:.0f} GB/s\n\n## Self-test\n")
     lines, right = self_test_lines(launcher, profile)
-    print(*lines, sep="\n")
+    line, steps_right = whole_step_line(mlx_kernel_factory(), launcher.arrays)
+    print(*lines, line, sep="\n")
     print("\n## Linear layers of a 7B model, 4-bit groups of 64\n")
     print(*table(time_rows(launcher, profile)), sep="\n")
-    return 0 if right else EXIT_WRONG
+    return 0 if right and steps_right else EXIT_WRONG
 
 
 if __name__ == "__main__":

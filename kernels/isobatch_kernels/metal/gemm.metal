@@ -15,10 +15,12 @@ METAL_FUNC void stage_weights(const device uint4* w, int j, uint t, threadgroup 
   for (int i = int(t / 32) * WORD; i < B; i += 4 * WORD) {
     const int k = j * B + i;
     const uint word = w[size_t(k / UNIT) * 32 + t % 32][(k % UNIT) / WORD];
-    for (int pair = 0; pair < WORD / 2; pair++) {
-      const half2 q = decode_pair<BITS, CENTRED>(word, pair);
-      row[i + 2 * pair] = q.x;
-      row[i + 2 * pair + 1] = q.y;
+    uint decoded[WORD / 2];
+    UNROLL for (int pair = 0; pair < WORD / 2; pair++) decoded[pair] = as_type<uint>(decode_pair<BITS, CENTRED>(word, pair));
+    if (BITS == 4) {
+      *reinterpret_cast<threadgroup uint4*>(row + i) = uint4(decoded[0], decoded[1], decoded[WORD / 2 - 2], decoded[WORD / 2 - 1]);
+    } else {
+      *reinterpret_cast<threadgroup uint2*>(row + i) = uint2(decoded[0], decoded[1]);
     }
   }
 }
@@ -29,11 +31,7 @@ METAL_FUNC void stage_activations(const device half* q, int row0, int M, size_t 
     const int row = i / (B / 8), part = i % (B / 8);
     uint4 v = uint4(0u, 0u, 0u, 0u);
     if (row0 + row < M) v = *reinterpret_cast<const device uint4*>(q + size_t(row0 + row) * stride + j * B + part * 8);
-    for (int e = 0; e < 4; e++) {
-      const half2 h = as_type<half2>(v[e]);
-      out[row * (B + kPad) + part * 8 + 2 * e] = h.x;
-      out[row * (B + kPad) + part * 8 + 2 * e + 1] = h.y;
-    }
+    *reinterpret_cast<threadgroup uint4*>(out + row * (B + kPad) + part * 8) = v;
   }
 }
 
@@ -43,8 +41,10 @@ METAL_FUNC void stage_activations(const device half* q, int row0, int M, size_t 
 // sizes: K, N, tiles, M. Grid (128, tiles, ceil(M/BM)).
 {
   constexpr int LD = B + kPad, MT = BM / 16;
-  threadgroup half xs[BM * LD];
-  threadgroup half ws[32 * LD];
+  threadgroup uint4 xs4[BM * LD / 8];  // uint4: halves, written 16 bytes at a time
+  threadgroup uint4 ws4[32 * LD / 8];
+  threadgroup half* xs = reinterpret_cast<threadgroup half*>(xs4);
+  threadgroup half* ws = reinterpret_cast<threadgroup half*>(ws4);
   const int K = sizes[0], N = sizes[1], M = sizes[3];
   const int NB = K / B, groups = K / G, units = (K * BITS + 127) / 128;
   const int stride = (K + A - 1) / A, sums = stride * (A / SB);

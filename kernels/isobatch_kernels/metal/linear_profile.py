@@ -101,6 +101,15 @@ class LinearProfile:
             ways += [(GEMM, tile) for tile in self.gemm_rows if rows >= tile // 4]
         return list(dict.fromkeys(ways))
 
+    def variants(self) -> list[tuple[int, Way]]:
+        """Every way that some row count can take, with one that takes it."""
+        found: list[tuple[int, Way]] = [(tile, (GEMV_MULTI, tile)) for tile in self.row_tiles]
+        if self.use_gemv:
+            found += [(1, (GEMV, tile)) for tile in self.gemv_tiles]
+        if self.use_gemm:
+            found += [(self.row_tiles[-1] + 1, (GEMM, tile)) for tile in self.gemm_rows]
+        return found
+
     def choices(self, rows: int) -> list[str]:
         """The ways by name: one for all layers."""
         return [name(way) for way in self.ways(rows)]

@@ -45,7 +45,12 @@ _SHAPES = (
     (6, 64, 64, 448, 30),
 )
 _ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 17, 24, 31, 33, 65)
+# More shapes of each format, by fewer row counts: groups of inputs, outputs. Slices of K are empty,
+# one block and several blocks long; outputs lie around tiles of 32.
+_MORE = ((1, 1), (2, 31), (3, 33), (7, 65), (9, 40), (17, 95))
+_FEWER_ROWS = (1, 2, 5, 8, 24, 25, 33)
 
+Shape = tuple[int, int, int, int, int]
 Format = tuple[int, int, int]  # bits of storage, group size, activation block
 
 _log = logging.getLogger(__name__)
@@ -56,7 +61,7 @@ class Comparison:
     """One run of one kernel path."""
 
     path: str
-    shape: tuple[int, int, int, int, int]
+    shape: Shape
     rows: int
     equal: bool
 
@@ -103,16 +108,14 @@ def compare(
     `formats` limits the work to these; by default every format is run.
     """
     rng = np.random.default_rng(1)
-    for shape in _SHAPES:
+    for shape, row_counts in _odd_shapes(formats):
         bits, group, block, inputs, outputs = shape
-        if formats is not None and (4 if bits <= 4 else 8, group, block) not in formats:
-            continue
         weight = _weight(rng, bits, group, inputs, outputs)
         device = lin.to_device(launcher.arrays, packing.pack_quantized([weight])[0])
-        x = _rows(rng, max(_ROWS), inputs)
+        x = _rows(rng, max(row_counts), inputs)
         expected = exact_linear(weight, x, block)
         layout = act.ActivationLayout(inputs, block, 16 if group == 16 else block)
-        for rows in _ROWS:
+        for rows in row_counts:
             several = replace(profile, use_gemv=False, use_gemm=False)
             ways = {profile.choose(rows), several.choose(rows), *profile.ways(rows)}
             ways |= {(lin.GEMM, tile) for tile in profile.gemm_rows}
@@ -122,6 +125,21 @@ def compare(
                 got = launcher.arrays.numpy(y)
                 equal = got.tobytes() == expected[:rows].tobytes()
                 yield Comparison(path, shape, rows, equal)
+
+
+def _odd_shapes(formats: set[Format] | None) -> Iterator[tuple[Shape, tuple[int, ...]]]:
+    """Shapes of these formats, and the row counts to run them with."""
+    seen: set[Format] = set()
+    for shape in _SHAPES:
+        bits, group, block, _, _ = shape
+        of = (4 if bits <= 4 else 8, group, block)
+        if formats is not None and of not in formats:
+            continue
+        yield shape, _ROWS
+        if of not in seen:
+            seen.add(of)
+            for parts, outputs in _MORE:
+                yield (bits, group, block, parts * max(group, block), outputs), _FEWER_ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,11 @@ def address_space_errors(text: str, signature: Signature) -> list[str]:
     """
     out, position = [], 0
     for begin, end, names in threadgroup_variables(text):
-        # Variables may stand in kernels only; a reference to some place keeps type and space.
+        # Variables may stand in kernels only; a reference to some place keeps type and space. A
+        # vector's name before a parenthesis would be its constructor.
         places = " ".join(
-            f"threadgroup {t} (&{n}){d} = *(threadgroup {t} (*){d})0;" for t, n, d in names
+            f"using of_{n} = {t}; threadgroup of_{n} (&{n}){d} = *(threadgroup of_{n} (*){d})0;"
+            for t, n, d in names
         )
         out += [text[position:begin], places, "\n" * text.count("\n", begin, end)]
         position = end
