@@ -151,6 +151,7 @@ class Engine {
   AlignedBuffer float_rows_, float_sums_;
   AlignedBuffer partials_;
   std::vector<uint8_t> present_;
+  int attention_piece_ = 1;
   int max_chunks_ = 0;
   bool by_chunks_ = false;
   std::vector<AlignedBuffer> scratch_;       // by thread

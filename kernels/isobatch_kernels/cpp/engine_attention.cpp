@@ -48,7 +48,7 @@ void Engine::attention(const Op& op, WorkCounter& work, WorkCounter& merge, int 
   const int group = config_.num_heads / kv_heads;
   const KvView& kv = kv_.layer(op.layer);
   // From the last token on: the longest contexts of a prefill first, so that threads end together.
-  work.share(items, piece(items), [&](int begin, int end) {
+  work.share(items, attention_piece_, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
       const int item = items - 1 - i, token = item / kv_heads, kv_head = item % kv_heads;
       float* out = buffers_[op.out].row(token) + (size_t)kv_head * group * config_.head_dim;
