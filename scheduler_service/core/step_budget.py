@@ -43,8 +43,9 @@ a curve has noise, and a kernel path that begins at the next row shows in it by 
 SINGLE_STEPS: Final = 4.0
 """Steps of one decode row that the derived bound allows at least."""
 
-OWN_STEPS: Final = 3.0
-"""Steps of the present decode rows alone that the derived bound allows at least."""
+OWN_STEPS: Final = 2.0
+"""Steps of the present decode rows alone that the derived bound allows at least: prompts get half
+of the time."""
 
 MAX_OWN_STEPS: Final = 6.0
 """The same at most, however long an efficient chunk takes."""
@@ -125,7 +126,7 @@ def step_bound(state: SchedulerState, load: StepLoad) -> float:
 
     The bound itself is in real time: the one that was set, or the longest of these:
     - A step of the present decode rows with the smallest chunk of a prompt that is about as fast
-      per token as any; at least three and at most six steps of these rows alone.
+      per token as any; at least two and at most six steps of these rows alone.
     - Four steps of a single row.
     - Ten steps of the present rows alone, as far as nobody notices.
     By the curve it is longer or shorter, as steps of decode rows and prompts are seen to take less

@@ -80,6 +80,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--curve", type=Path, default=CURVE, help="cost curve, JSON")
     parser.add_argument("--workloads", nargs="+", choices=list(SYNTHETIC))
+    parser.add_argument("--policies", nargs="+", choices=[each.name for each in POLICIES])
     parser.add_argument("--trace", type=Path, help="recorded arrivals, CSV in Azure's format")
     parser.add_argument("--publish", action="store_true", help="write the tables in docs")
     return parser.parse_args(arguments)
@@ -91,9 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
     machine = Machine(load_curve(options.curve))
     summaries: list[Summary] = []
     series: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    policies = tuple(p for p in POLICIES if not options.policies or p.name in options.policies)
     for name, workload in workloads(options, machine).items():
         print(name, file=sys.stderr)
-        outcomes = runs(workload, machine, POLICIES, options.seed)
+        outcomes = runs(workload, machine, policies, options.seed)
         summaries += [summarize(name, each, outcomes[each], GOAL) for each in outcomes]
         series[name] = {each: times(outcome) for each, outcome in outcomes.items()}
     table = markdown(summaries)
