@@ -187,7 +187,7 @@ class MetalBackend:
             arrays.start(*statistics.arrays())
         work.buffers.clear()
         work.queries.clear()
-        self._chosen = statistics
+        self._chosen = None if statistics is None else statistics.tokens_alone()
         pending = SubmittedStep(work, markers, watched, statistics, began, self._finish)
         self._pending.append(pending)
         return pending
@@ -219,6 +219,7 @@ class MetalBackend:
         fits = (np.abs(results.max_logits) < 2.0**96).all()
         if pending.watched.is_suspicious(arrays) or not fits:
             non_finite = self._diagnose(work, results)
+        pending.statistics = None  # rows of logits: whoever keeps the step has them from here on
         # A step that was submitted while another ran begins when that one ends.
         begin = max(pending.began_ns, self._last_end_ns)
         self._last_end_ns = end = time.perf_counter_ns()

@@ -159,6 +159,24 @@ def test_the_first_op_is_named_for_both_of_two_steps(out: str, occurrence: int) 
         assert_same_bits(pair.metal.read_block(block), alone.read_block(block))
 
 
+def test_blocks_are_put_back_while_a_step_runs() -> None:
+    """What was put back is there for the next step and for whoever reads it before."""
+    pair = Pair(PROGRAM, FACTORY, profile=STAGED)
+    pair.run(prompts())
+    bits = pair.cpu.read_block(0)
+    running = pair.metal.submit(continued((4, 4), (-1, -1)))
+    for backend in (pair.metal, pair.cpu):
+        backend.zero_blocks(np.array([30, 31], np.int32))
+        backend.write_block(30, bits)
+        backend.write_block(33, bits)
+    assert_same_bits(pair.metal.read_block(33), bits)
+    after = make_step([Row([6], 3, (30, 31))])
+    behind = pair.metal.submit(after)
+    assert_same(running.finish(), pair.cpu.run(continued((4, 4), (-1, -1))))
+    assert_same(behind.finish(), pair.cpu.run(after))
+    pair.assert_same_cache()
+
+
 def test_the_order_of_submitting_and_finishing_is_kept() -> None:
     backend = metal_backend(PROGRAM, FACTORY)
     steps = [backend.submit(prompts()) for _ in range(2)]
@@ -220,15 +238,18 @@ def on_mlx_cpu() -> Any:
 
 @pytest.mark.usefixtures("on_mlx_cpu")
 def test_the_cache_is_written_in_place() -> None:
-    """Steps of which two are under way, blocks cleared between: no layer's pool is ever copied."""
+    """Two steps under way, blocks cleared, put back and read between: no pool is ever copied."""
     backend, _, layer_bytes = lazy_backend()
     backend.run(prompts())
+    kept = backend.read_block(0)
     mx.synchronize()
     base = mx.get_active_memory()
     mx.reset_peak_memory()
     pending = [backend.submit(prompts())]
     for i in range(4):
         backend.zero_blocks(np.array([100 + i, 200 + i], np.int32))
+        backend.write_block(200 + i, kept)
+        assert not backend.read_block(300 + i).any()
         pending.append(backend.submit(continued((0, 0), (0, 1))))
         pending.pop(0).finish()
     pending.pop().finish()

@@ -69,12 +69,21 @@ class PoolLayout:
         return np.asarray((first + np.arange(count, dtype=np.int32)).reshape(-1), np.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """Contents of some blocks of a layer that its next write has to be preceded by."""
+
+    blocks: frozenset[int]
+    rows: LibraryArray
+    values: LibraryArray | None  # None: zeros
+
+
 class KeyValuePool:
     """One array a layer, so that a layer's writes wait for nothing else.
 
     Writes are assignments by index, which MLX does in place when nobody else holds the array; so
     nothing here keeps a second reference to one. A step that runs holds the layers that it reads,
-    which is why blocks are cleared only where the next step writes a layer.
+    which is why blocks are cleared and put back only where the next step writes a layer.
     """
 
     def __init__(self, arrays: ArrayLibrary, layout: PoolLayout, num_layers: int) -> None:
@@ -83,16 +92,16 @@ class KeyValuePool:
         self._layers = [
             arrays.zeros((layout.num_rows, layout.vector), "float16") for _ in range(num_layers)
         ]
-        self._to_clear: list[list[LibraryArray]] = [[] for _ in range(num_layers)]  # rows
+        self._due: list[list[_Due]] = [[] for _ in range(num_layers)]
 
     def layer(self, index: int) -> LibraryArray:
         """The pool of one layer, for a kernel's input."""
-        self._clear(index)
+        self._settle(index)
         return self._layers[index]
 
     def write(self, layer: int, rows: LibraryArray, values: LibraryArray) -> None:
         """values: (len(rows), vector) float16."""
-        self._clear(layer)
+        self._settle(layer)
         self._assign(layer, rows, values)
 
     def _assign(self, layer: int, rows: LibraryArray, values: LibraryArray) -> None:
@@ -100,11 +109,13 @@ class KeyValuePool:
         self._layers[layer] = None
         self._layers[layer] = self._arrays.scatter_rows(target, rows, values)
 
-    def _clear(self, layer: int) -> None:
-        for rows in self._to_clear[layer]:
-            zeros = self._arrays.zeros((rows.size, self.layout.vector), "float16")
-            self._assign(layer, rows, zeros)
-        self._to_clear[layer] = []
+    def _settle(self, layer: int) -> None:
+        for due in self._due[layer]:
+            values = due.values
+            if values is None:
+                values = self._arrays.zeros((due.rows.size, self.layout.vector), "float16")
+            self._assign(layer, due.rows, values)
+        self._due[layer] = []
 
     def zero_blocks(self, blocks: Int32) -> None:
         """Clears blocks in every layer, before anything else looks at that layer."""
@@ -114,8 +125,8 @@ class KeyValuePool:
         if outside:
             raise ValueError(f"[metal] block ids must lie in the pool, got {outside[0]}")
         rows = self._arrays.array(self.layout.rows_of_blocks(blocks))
-        for due in self._to_clear:
-            due.append(rows)
+        for due in self._due:
+            due.append(_Due(frozenset(int(b) for b in blocks), rows, None))
 
     def read_block(self, block: int) -> npt.NDArray[np.uint16]:
         """(num_layers, 2, num_kv_heads, block_size, head_dim) fp16 bits."""
@@ -124,8 +135,10 @@ class KeyValuePool:
             raise ValueError(f"[metal] block ids must lie in the pool, got {block}")
         out = []
         for layer in range(len(self._layers)):
+            if any(block in due.blocks for due in self._due[layer]):
+                self._settle(layer)
             count = 2 * z.rows_of_half_block
-            rows = self._arrays.rows(self.layer(layer), block * count, (block + 1) * count)
+            rows = self._arrays.rows(self._layers[layer], block * count, (block + 1) * count)
             data = np.ascontiguousarray(self._arrays.numpy(rows)).view(np.uint16)
             keys, values = np.split(data, 2)
             by_vector = keys.reshape(z.num_kv_heads, z.vectors, z.block_size, z.vector)
@@ -134,18 +147,18 @@ class KeyValuePool:
         return np.stack(out)
 
     def write_block(self, block: int, bits: npt.NDArray[np.uint16]) -> None:
-        """The inverse of `read_block`."""
+        """The inverse of `read_block`, done before anything else looks at the block."""
         z = self.layout
         shape = (len(self._layers), 2, z.num_kv_heads, z.block_size, z.head_dim)
         check_block(bits, shape)
         if not 0 <= block < z.num_blocks:
             raise ValueError(f"[metal] block ids must lie in the pool, got {block}")
-        rows = z.rows_of_blocks(np.array([block], np.int32))
+        rows = self._arrays.array(z.rows_of_blocks(np.array([block], np.int32)))
         for layer, (keys, values) in enumerate(bits):
             by_vector = keys.reshape(z.num_kv_heads, z.block_size, z.vectors, z.vector)
             data = np.concatenate([by_vector.transpose(0, 2, 1, 3).reshape(-1), values.reshape(-1)])
-            contents = data.view(np.float16).reshape(len(rows), z.vector)
-            self.write(layer, self._arrays.array(rows), self._arrays.array(contents))
+            contents = self._arrays.array(data.view(np.float16).reshape(-1, z.vector))
+            self._due[layer].append(_Due(frozenset((block,)), rows, contents))
 
 
 class BlockCopies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +69,10 @@ class DeviceStatistics:
     def arrays(self) -> list[LibraryArray]:
         """All of them."""
         return [self.logits, self.argmax, self.largest, *self.sampled, *self.found]
+
+    def tokens_alone(self) -> DeviceStatistics:
+        """What `take_tokens` needs; holds no row of logits."""
+        return replace(self, logits=self.argmax, largest=self.argmax, found=())
 
 
 def row_statistics(
