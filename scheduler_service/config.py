@@ -13,7 +13,10 @@ from scheduler_service.speculation import MAX_DRAFT_TOKENS, ProposerKind
 SPECULATION_OFF = "off"
 LOOKAHEAD_AUTO = "auto"
 LOOKAHEAD_KINDS = (LOOKAHEAD_AUTO, "off")
-SPECULATION_KINDS = (SPECULATION_OFF, *(kind.value for kind in ProposerKind))
+SPECULATION_AUTO = "auto"
+SPECULATION_KINDS = (
+    SPECULATION_OFF, *(kind.value for kind in ProposerKind), SPECULATION_AUTO
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,13 @@ class SchedulerConfig:
     log_file: str = ""
     # Whether the log holds the text of prompts (servicer).
     log_prompts: bool = False
-    # Who drafts tokens: off or lookup (speculation).
+    # Who drafts tokens: off, lookup, draft (the executor's draft model) or auto, which is both
+    # (speculation).
     speculation: str = "off"
     # Most drafted tokens of one row (speculation).
     max_draft_tokens: int = 8
+    # Always so many drafted tokens, whatever they gain; 0 lets gain and cost decide (speculation).
+    fixed_draft_tokens: int = 0
     # Whether a step may be sent before the answer to the last one: auto or off (step_loop).
     lookahead: str = "auto"
     # Whether gRPC reflection answers (server).
@@ -102,6 +108,8 @@ class SchedulerConfig:
                  f"must be one of {', '.join(SPECULATION_KINDS)}", self.speculation)  # fmt: skip
         _require(1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS, "max_draft_tokens",
                  f"must be in 1..{MAX_DRAFT_TOKENS}", self.max_draft_tokens)  # fmt: skip
+        _require(0 <= self.fixed_draft_tokens <= MAX_DRAFT_TOKENS, "fixed_draft_tokens",
+                 f"must be in 0..{MAX_DRAFT_TOKENS}", self.fixed_draft_tokens)  # fmt: skip
         _require(self.lookahead in LOOKAHEAD_KINDS, "lookahead",
                  f"must be one of {', '.join(LOOKAHEAD_KINDS)}", self.lookahead)  # fmt: skip
         _require(self.log_level in logs.LEVELS, "log_level",
@@ -187,6 +195,7 @@ _HELP: Mapping[str, str] = {
     "log_prompts": "whether the log holds the text of prompts: true or false",
     "speculation": f"who drafts tokens: {', '.join(SPECULATION_KINDS)}; changes no token",
     "max_draft_tokens": "most drafted tokens that one step verifies for a request",
+    "fixed_draft_tokens": "always so many drafted tokens, for comparisons; 0: their gain decides",
     "lookahead": "whether a step is sent before the answer to the last one: "
     f"{', '.join(LOOKAHEAD_KINDS)}; changes no token",
     "reflection": "whether gRPC reflection answers: true or false",

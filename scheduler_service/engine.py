@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_service import logs
-from scheduler_service.config import LOOKAHEAD_AUTO, SPECULATION_OFF, SchedulerConfig
+from scheduler_service.config import LOOKAHEAD_AUTO, SchedulerConfig
 from scheduler_service.core import Limits, RequestId
 from scheduler_service.errors import (
     ExecutorChangedError,
@@ -34,7 +34,8 @@ from scheduler_service.fan_out import Totals
 from scheduler_service.metrics import ReconnectReason, SchedulerMetrics
 from scheduler_service.slow_readers import SlowReaders
 from scheduler_service.spans import Spans
-from scheduler_service.speculation import AdaptiveController, LookupProposer, Speculator
+from scheduler_service.speculation import ProposerKind, Speculator
+from scheduler_service.speculation_setup import make_speculator
 from scheduler_service.step_loop import Clock, StepLoop
 from scheduler_service.step_sampler import StepSampler
 from scheduler_service.text.errors import TokenizerError
@@ -201,6 +202,9 @@ class Engine:
         is_resumed = broken is not None and session.scheduler_epoch == broken.scheduler_epoch
         if not is_resumed:
             model.loop.requests.restart(self._limits(description.capabilities))
+            if model.capabilities.draft is not None or description.capabilities.draft is not None:
+                # The new executor's draft model knows no sequence, and may be another one.
+                model.loop.speculator = self._speculator(description.capabilities)
         reason = ReconnectReason.RESUMED if is_resumed else ReconnectReason.RESTARTED
         self.totals.num_executor_reconnects += 1
         name = model.capabilities.model.model_id
@@ -222,7 +226,7 @@ class Engine:
             self._clock,
             None if self._spans is None else self._spans.step,
             SlowReaders(self._config.max_undelivered_tokens, self._config.slow_reader_seconds),
-            self._speculator(),
+            self._speculator(capabilities),
             may_look_ahead=self._may_look_ahead(capabilities),
         )
         _LOG.info("model_served", model=capabilities.model.model_id, device=capabilities.device)
@@ -231,11 +235,12 @@ class Engine:
     def _may_look_ahead(self, capabilities: Capabilities) -> bool:
         return self._config.lookahead == LOOKAHEAD_AUTO and capabilities.max_steps_in_flight > 1
 
-    def _speculator(self) -> Speculator | None:
-        config = self._config
-        if config.speculation == SPECULATION_OFF:
-            return None
-        return Speculator(LookupProposer(), AdaptiveController(), config.max_draft_tokens)
+    def _speculator(self, capabilities: Capabilities) -> Speculator | None:
+        speculator = make_speculator(self._config, capabilities.draft)
+        wanted = self._config.speculation
+        if wanted == ProposerKind.DRAFT and speculator is None:
+            _LOG.warning("no_draft_model", speculation=wanted)
+        return speculator
 
     def _limits(self, capabilities: Capabilities) -> Limits:
         config, model = self._config, capabilities.model

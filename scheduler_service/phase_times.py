@@ -11,7 +11,7 @@ class PhaseTimes:
 
     started: float
     planned: float
-    # Of the time from start to planned: waiting for the executor to open sequences.
+    # Of the time from start to planned: waiting for the executor to open sequences and to draft.
     opening_seconds: float
     written: float
     fanned_out: float

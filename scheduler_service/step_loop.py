@@ -34,6 +34,7 @@ from scheduler_service.core import (
     record_step_seconds,
     source_refused,
 )
+from scheduler_service.draft_exchange import ask_for_drafts
 from scheduler_service.draft_metrics import count_drafts
 from scheduler_service.executor_client import ExecutorSession
 from scheduler_service.fan_out import Totals
@@ -174,6 +175,7 @@ class StepLoop:
         if not self._sent:
             self._wake.clear()
             await self._open(session, clock)
+            clock.opening_seconds += await self._ask_for_drafts(session)
             batch = self._plan(clock.started)
             if batch is None:
                 await self._rest(session)
@@ -210,6 +212,15 @@ class StepLoop:
             clock.opening_seconds += self._clock() - started
             record_kv_counts(self.state, counts)
             opened(self.state, answers)
+
+    async def _ask_for_drafts(self, session: ExecutorSession) -> float:
+        """Let the draft model work where it is to; return the seconds that it took."""
+        if self.speculator is None:
+            return 0.0
+        return await ask_for_drafts(
+            session, self.speculator, self.state, self._model.vocab_size,
+            self.requests.dispatch, self._clock,
+        )  # fmt: skip
 
     def _plan(self, now: float) -> TokenRowBatch | None:
         drafts = {}
@@ -287,7 +298,7 @@ class StepLoop:
             if self.speculator is not None:
                 seconds = self._clock() - clock.started - clock.opening_seconds
                 counts = self.speculator.learn(batch, sampled.rows, seconds)
-                count_drafts(self.speculator.kind, counts, self._totals, self._metrics)
+                count_drafts(counts, self._totals, self._metrics)
         self._sent.popleft()
         self._metrics.vain_rows.inc(self.state.num_vain_rows - num_vain_rows)
         self.has_progressed = True

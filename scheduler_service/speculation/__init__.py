@@ -12,6 +12,14 @@ from scheduler_service.speculation.controller import (
     PlainStep,
 )
 from scheduler_service.speculation.costs import StepCosts, StepSeconds, assumed_curve
+from scheduler_service.speculation.draft_model import DraftModelProposer
+from scheduler_service.speculation.draft_work import (
+    DraftedRow,
+    DraftEnd,
+    DraftReply,
+    DraftRow,
+    DraftWork,
+)
 from scheduler_service.speculation.lookup import LookupProposer
 from scheduler_service.speculation.proposer import NO_PROPOSAL, Proposal, Proposer, ProposerKind
 from scheduler_service.speculation.speculator import MAX_DRAFT_TOKENS, RowCounts, Speculator
@@ -21,6 +29,12 @@ __all__ = [
     "NO_PROPOSAL",
     "AdaptiveController",
     "Controller",
+    "DraftEnd",
+    "DraftModelProposer",
+    "DraftReply",
+    "DraftRow",
+    "DraftWork",
+    "DraftedRow",
     "FixedController",
     "LookupProposer",
     "PlainStep",

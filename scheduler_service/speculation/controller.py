@@ -25,9 +25,19 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from scheduler_service.core.request import SequenceId
-from scheduler_service.speculation.acceptance import Acceptance
+from scheduler_service.speculation.acceptance import DRAFT_PRIOR, Acceptance, draft_level
 from scheduler_service.speculation.costs import StepSeconds
-from scheduler_service.speculation.proposer import Proposal
+from scheduler_service.speculation.draft_choice import (
+    FIRST_WAIT,
+    NOTHING,
+    Asking,
+    Candidate,
+    DraftRecord,
+    DraftStep,
+)
+from scheduler_service.speculation.draft_choice import choose as choose_asking
+from scheduler_service.speculation.draft_costs import DraftCosts
+from scheduler_service.speculation.proposer import Proposal, ProposerKind
 
 _Draft: TypeAlias = tuple[float, float, int, SequenceId]
 # (rank, -chance, index in its proposal, sequence), so that a heap gives the likeliest first and
@@ -39,6 +49,14 @@ TOLERANCE: Final = 0.015
 FIRST_STEPS: Final = 0.25
 """Plain steps that a sequence may lose besides: a draft must be affordable before long."""
 
+INVESTED_STEPS: Final = 1.0
+"""Plain steps more that a sequence may lose where the draft model has proved good with others: it
+must catch up with the prompt before it can gain anything."""
+
+PROVED_SHARE: Final = 0.4
+PROVED_DRAFTS: Final = 18.0
+"""What proves it: the share of its drafts that were right, of about so many that fade."""
+
 MAX_CREDIT_STEPS: Final = 8.0
 """Plain steps that can stand on an account."""
 
@@ -47,6 +65,12 @@ MIN_GAIN: Final = 1.02
 
 MIN_CHANCE: Final = 0.02
 """Chance below which a draft is not looked at: it saves looking at all."""
+
+
+_SHARED_DECAY: Final = 0.995
+_SHARED_WEIGHT: Final = 3.0
+_FIRST_SHARE: Final = 0.5
+_FIRST_WEIGHT: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +82,14 @@ class PlainStep:
         num_room: Drafts that the limits of a step leave room for.
         seconds: Cost of the step by its rows of logits: one for each sequence, one for each draft.
         next_seconds: Cost of a later step of the same sequences, without drafts and prompts.
+        spent_seconds: What asking the draft model before the step took.
     """
 
     sequence_ids: Sequence[SequenceId]
     num_room: int
     seconds: StepSeconds
     next_seconds: float
+    spent_seconds: float = 0.0
 
     @property
     def plain_seconds(self) -> float:
@@ -73,6 +99,11 @@ class PlainStep:
 
 class Controller(Protocol):
     """Chooses how much of each proposal is tried, and learns from what came of it."""
+
+    @property
+    def asks_again(self) -> bool:
+        """Whether the draft model may be asked more than once before a step."""
+        ...
 
     def choose(
         self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
@@ -84,7 +115,26 @@ class Controller(Protocol):
         """Take in the tokens that came where a proposal was made, however much of it was tried."""
         ...
 
-    def settle(self, step: PlainStep, num_tried: int, num_drawn: Mapping[SequenceId, int]) -> None:
+    def ask(
+        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
+    ) -> Asking:
+        """Return what to ask of the draft model before the step."""
+        ...
+
+    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
+        """Take in a sequence that decodes from now on, and what its prompt took."""
+        ...
+
+    def prefers_lookup(self, sequence_id: SequenceId, proposal: Proposal) -> bool:
+        """Return whether a lookup's proposal is better than asking the draft model."""
+        ...
+
+    def settle(
+        self,
+        step: PlainStep,
+        num_tried: int,
+        num_drawn: Mapping[SequenceId, int],
+    ) -> None:
         """Book a step with `num_tried` drafts that gave each sequence so many tokens."""
         ...
 
@@ -94,7 +144,12 @@ class Controller(Protocol):
 
 
 class FixedController:
-    """Always the same number of drafts, as far as there are so many. For tests."""
+    """Always the same number of drafts, as far as there are so many.
+
+    For tests and comparisons: what is drafted depends on the text alone and on no neighbour.
+    """
+
+    asks_again = True
 
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
@@ -113,7 +168,27 @@ class FixedController:
     def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
         """Learn nothing."""
 
-    def settle(self, step: PlainStep, num_tried: int, num_drawn: Mapping[SequenceId, int]) -> None:
+    def ask(
+        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
+    ) -> Asking:
+        """Return the fixed number for all of them, whatever is missing before that."""
+        return Asking(
+            {each: min(self._num_drafts, one.max_drafts) for each, one in candidates.items()}
+        )
+
+    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
+        """Keep no accounts."""
+
+    def prefers_lookup(self, sequence_id: SequenceId, proposal: Proposal) -> bool:
+        """Prefer one, be it ever so weak."""
+        return bool(proposal.token_ids)
+
+    def settle(
+        self,
+        step: PlainStep,
+        num_tried: int,
+        num_drawn: Mapping[SequenceId, int],
+    ) -> None:
         """Keep no accounts."""
 
     def forget(self, sequence_id: SequenceId) -> None:
@@ -122,22 +197,30 @@ class FixedController:
 
 @dataclass(slots=True)
 class _Record:
+    # By the draft model: shares by confidence, and on the whole.
+    drafted: Acceptance
+    on_the_whole: DraftRecord
     acceptance: Acceptance = field(default_factory=Acceptance)
     # Seconds without drafts, and how many of them were saved; below 0 when lost.
     plain_seconds: float = 0.0
     saved_seconds: float = 0.0
 
-    def spendable(self, step_seconds: float) -> float:
+    def spendable(self, step_seconds: float, num_first: float = FIRST_STEPS) -> float:
         """Return the seconds by which a plain step of so many may be exceeded."""
-        slack = TOLERANCE * (self.plain_seconds + step_seconds) + FIRST_STEPS * step_seconds
+        slack = TOLERANCE * (self.plain_seconds + step_seconds) + num_first * step_seconds
         return self.saved_seconds + slack
 
 
 class AdaptiveController:
     """The controller of the module's description."""
 
+    asks_again = False
+
     def __init__(self) -> None:
         self._records: dict[SequenceId, _Record] = {}
+        # Of the draft model over all sequences: what a new one is expected to be like.
+        self._drafted = Acceptance(DRAFT_PRIOR, decay=_SHARED_DECAY)
+        self._on_the_whole = DraftRecord(_FIRST_SHARE, _FIRST_WEIGHT)
 
     def __len__(self) -> int:
         """Return how many sequences something is kept for."""
@@ -146,8 +229,51 @@ class AdaptiveController:
     def _record(self, sequence_id: SequenceId) -> _Record:
         record = self._records.get(sequence_id)
         if record is None:
-            record = self._records[sequence_id] = _Record()
+            drafted = Acceptance(self._drafted.shares(), _SHARED_WEIGHT)
+            record = _Record(drafted, DraftRecord(self._on_the_whole.share, _FIRST_WEIGHT))
+            self._records[sequence_id] = record
         return record
+
+    def _first_steps(self) -> float:
+        """Return the plain steps that a sequence may lose to the draft model to begin with."""
+        whole = self._on_the_whole
+        is_proved = whole.weight >= PROVED_DRAFTS and whole.share >= PROVED_SHARE
+        return FIRST_STEPS + INVESTED_STEPS if is_proved else FIRST_STEPS
+
+    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
+        """Count the time of a sequence's prompt as plain time: its user waited for it too."""
+        self._record(sequence_id).plain_seconds += prompt_seconds
+
+    def _share(self, sequence_id: SequenceId, proposal: Proposal, index: int) -> float:
+        """Return the expected chance of a draft, when those before it are right."""
+        record = self._record(sequence_id)
+        by_level = record.acceptance if proposal.kind is ProposerKind.LOOKUP else record.drafted
+        return by_level.share_at(draft_level(proposal, index))
+
+    def prefers_lookup(self, sequence_id: SequenceId, proposal: Proposal) -> bool:
+        """Return whether a lookup's proposal is better than asking the draft model."""
+        if not proposal.token_ids:
+            return False
+        share = self._record(sequence_id).on_the_whole.share
+        return self._share(sequence_id, proposal, 0) >= share
+
+    def ask(
+        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
+    ) -> Asking:
+        """Return what to ask of the draft model before the step."""
+        plain_seconds = step.plain_seconds
+        if plain_seconds <= 0 or step.num_room < 1 or not candidates:
+            return NOTHING
+        first = self._first_steps()
+        accounts = {
+            each: self._record(each).spendable(plain_seconds, first) for each in step.sequence_ids
+        }
+        spendable = min(accounts.values())
+        if spendable <= costs.overhead_seconds:
+            return NOTHING
+        records = {each: self._record(each).on_the_whole for each in candidates}
+        room = DraftStep(len(step.sequence_ids), step.num_room, step.seconds, spendable)
+        return choose_asking(room, candidates, records, costs, MIN_GAIN, accounts)
 
     def saved_seconds(self, sequence_id: SequenceId) -> float:
         """Return what stands on a sequence's account, in seconds of the cost curve."""
@@ -162,8 +288,12 @@ class AdaptiveController:
         plain_seconds = step.plain_seconds
         if plain_seconds <= 0:
             return {}
-        accounts = {each: self._record(each).spendable(plain_seconds) for each in step.sequence_ids}
-        spendable = min(accounts.values())
+        is_drafted = any(each.kind is ProposerKind.DRAFT for each in proposals.values())
+        first = self._first_steps() if is_drafted else FIRST_STEPS
+        accounts = {
+            each: self._record(each).spendable(plain_seconds, first) for each in step.sequence_ids
+        }
+        spendable = min(accounts.values()) - step.spent_seconds
         taken, is_bounded = self._pick(step, proposals, spendable, dict.fromkeys(proposals, 0.0))
         if is_bounded:
             # Who has the least on its account earns first, or it would hold the others for long.
@@ -215,17 +345,32 @@ class AdaptiveController:
         chance_before: float,
     ) -> None:
         if index < len(proposal.token_ids):
-            share = self._record(sequence_id).acceptance.share(proposal.strength + index)
-            chance = chance_before * share
+            chance = chance_before * self._share(sequence_id, proposal, index)
             if chance >= MIN_CHANCE:
                 heapq.heappush(queue, (rank, -chance, index, sequence_id))
 
     def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
         """Take in the tokens that came where a proposal was made, however much of it was tried."""
-        acceptance = self._record(sequence_id).acceptance
-        acceptance.learn_run(proposal.strength, proposal.token_ids, drawn)
+        record = self._record(sequence_id)
+        if proposal.kind is ProposerKind.LOOKUP:
+            record.acceptance.learn_proposal(proposal, drawn)
+            return
+        num_right = record.drafted.learn_proposal(proposal, drawn)
+        self._drafted.learn_proposal(proposal, drawn)
+        # More drafts may have been right than there were tokens drawn for.
+        num_seen = min(len(proposal.token_ids), len(drawn))
+        whole = record.on_the_whole
+        whole.learn(num_right, num_seen)
+        self._on_the_whole.learn(num_right, num_seen)
+        if num_right:
+            whole.wait = FIRST_WAIT
 
-    def settle(self, step: PlainStep, num_tried: int, num_drawn: Mapping[SequenceId, int]) -> None:
+    def settle(
+        self,
+        step: PlainStep,
+        num_tried: int,
+        num_drawn: Mapping[SequenceId, int],
+    ) -> None:
         """Book a step with `num_tried` drafts that gave each sequence so many tokens.
 
         A token beyond the first stands for a plain step of the sequences that get tokens: prompts
@@ -235,13 +380,16 @@ class AdaptiveController:
         if plain <= 0:
             return
         later = min(plain, step.next_seconds)
-        lost = max(0.0, step.seconds(len(step.sequence_ids) + num_tried) - plain)
+        lost = step.spent_seconds + max(
+            0.0, step.seconds(len(step.sequence_ids) + num_tried) - plain
+        )
         for sequence_id, count in num_drawn.items():
             record = self._record(sequence_id)
             more = (count - 1) * later
             record.plain_seconds += plain + more
             saved = record.saved_seconds + more - lost
             record.saved_seconds = min(saved, MAX_CREDIT_STEPS * later)
+            record.on_the_whole.num_since += count
 
     def forget(self, sequence_id: SequenceId) -> None:
         """Let go of a sequence's record."""

@@ -13,6 +13,7 @@ class ProposerKind(StrEnum):
     """Kinds of proposers; the values are labels of metrics."""
 
     LOOKUP = "lookup"
+    DRAFT = "draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,14 @@ class Proposal:
         strength: How much speaks for the first of them, in tokens: for a lookup, how many tokens
             before it agree. The i-th token counts as `strength + i`, because by the time it is
             looked at the ones before it have been found right.
+        kind: Who made it.
+        confidences: Of a draft model: its probability of each token.
     """
 
     token_ids: tuple[int, ...] = ()
     strength: int = 0
+    kind: ProposerKind = ProposerKind.LOOKUP
+    confidences: tuple[float, ...] = ()
 
 
 NO_PROPOSAL: Final = Proposal()

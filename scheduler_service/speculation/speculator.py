@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from scheduler_service.core.batch import SampledRow, TokenRow, TokenRowBatch
+from scheduler_service.core.cost_curve import NO_CURVE, CostCurve
 from scheduler_service.core.request import Request, RequestId, SequenceId
 from scheduler_service.core.state import SchedulerState
 from scheduler_service.core.step_budget import StepLoad, share_step
 from scheduler_service.speculation.controller import Controller, PlainStep
 from scheduler_service.speculation.costs import StepCosts, assumed_curve
+from scheduler_service.speculation.draft_choice import Asking, Candidate
+from scheduler_service.speculation.draft_costs import DraftCosts
+from scheduler_service.speculation.draft_model import DraftModelProposer
+from scheduler_service.speculation.draft_work import DraftReply, DraftRow, DraftWork
 from scheduler_service.speculation.proposer import Proposal, Proposer, ProposerKind
 
 MAX_DRAFT_TOKENS: Final = 16
@@ -28,34 +33,114 @@ class RowCounts:
 
     num_drafted: int
     num_accepted: int
+    kind: ProposerKind = ProposerKind.LOOKUP
 
 
 class Speculator:
-    """Asks a proposer for drafts and a controller how much of them to try.
+    """Asks proposers for drafts and a controller how much of them to try.
+
+    Before a step `ask` says what the executor's draft model is to do, `take` notes its answer, and
+    `draft` gives the drafted tokens; without a draft model `draft` is all. After it, `learn`.
 
     Everything kept here is about speed: losing it, or a draft of any content, changes no token.
     """
 
-    def __init__(self, proposer: Proposer, controller: Controller, max_draft_tokens: int) -> None:
-        """Draft at most `max_draft_tokens` tokens for a row, from 1 to MAX_DRAFT_TOKENS."""
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        controller: Controller,
+        max_draft_tokens: int,
+        draft_model: DraftModelProposer | None = None,
+        draft_curve: CostCurve = NO_CURVE,
+    ) -> None:
+        """Draft at most `max_draft_tokens` tokens for a row, from 1 to MAX_DRAFT_TOKENS.
+
+        Where both `proposer` and `draft_model` can draft for a sequence, the controller says whom
+        it takes. `draft_curve` is the cost curve of the draft model.
+        """
         self._proposer = proposer
         self._controller = controller
         self._max_draft_tokens = max_draft_tokens
+        self._draft_model = draft_model
+        self._draft_costs = DraftCosts(draft_curve)
         self._costs = StepCosts()
         self._known: set[SequenceId] = set()
-        # Of the step that is planned or runs.
+        # Of the step that is planned or runs: proposals that were made, and the one to be tried.
+        self._made: dict[SequenceId, list[Proposal]] = {}
         self._proposals: dict[SequenceId, Proposal] = {}
         self._forecast: _Forecast | None = None
-
-    @property
-    def kind(self) -> ProposerKind:
-        """Kind of the proposer."""
-        return self._proposer.kind
+        # Of the requests to the draft model since the last step.
+        self._num_asked = 0
+        self._spent_seconds = 0.0
 
     @property
     def num_known(self) -> int:
         """Sequences that something is kept for."""
         return len(self._known)
+
+    def ask(self, state: SchedulerState) -> DraftWork | None:
+        """Return work for the draft model before the next step, or None when there is no more.
+
+        `state` is not changed; no step is in flight.
+        """
+        model = self._draft_model
+        if model is None or (self._num_asked and not self._controller.asks_again):
+            return None
+        forecast = _Forecast(state, self._costs)
+        if forecast.num_room < 1 or not 0 < len(forecast.decoding) <= MAX_SEQUENCES:
+            return None
+        candidates: dict[SequenceId, Candidate] = {}
+        for sequence_id, request in forecast.decoding.items():
+            num_left = request.max_tokens - len(request.output_token_ids) - 1
+            if num_left < 1 or not request.takes_drafts or not model.can_draft(request):
+                continue
+            if self._proposer is not None:
+                found = self._proposer.propose(request, min(self._max_draft_tokens, num_left))
+                if self._controller.prefers_lookup(sequence_id, found):
+                    continue
+            most = min(self._max_draft_tokens, num_left)
+            candidates[sequence_id] = Candidate(most, model.num_missing(request))
+        if not candidates:
+            return None
+        step = forecast.step(tuple(forecast.decoding))
+        self._draft_costs.set_plain_step(step.next_seconds)
+        asking = self._controller.ask(step, candidates, self._draft_costs)
+        rows = self._rows(model, forecast.decoding, asking) if asking else ()
+        if not rows:
+            return None
+        self._num_asked += 1
+        work = DraftWork(rows)
+        return replace(work, expected_seconds=self._draft_costs.work_seconds(work))
+
+    def _rows(
+        self, model: DraftModelProposer, decoding: Mapping[SequenceId, Request], asking: Asking
+    ) -> tuple[DraftRow, ...]:
+        rows: list[DraftRow] = []
+        room = model.max_tokens
+        for sequence_id, most in asking.num_drafts.items():
+            row = model.row(decoding[sequence_id], most, asking.min_confidence)
+            if len(rows) == model.max_rows or len(row.token_ids) > room:
+                break
+            rows.append(row)
+            room -= len(row.token_ids)
+        return tuple(rows)
+
+    def take(self, work: DraftWork, reply: DraftReply, wall_seconds: float) -> None:
+        """Note the draft model's answer, and what it took from before it was asked."""
+        if self._draft_model is None:
+            return
+        self._draft_model.take(work, reply)
+        done = replace(
+            work,
+            rows=tuple(
+                replace(row, max_drafts=len(came.token_ids))
+                for row, came in zip(work.rows, reply.rows, strict=True)
+            ),
+        )
+        expected = self._draft_costs.work_seconds(done)
+        self._draft_costs.observe(expected, reply.pass_seconds, wall_seconds)
+        # What is expected of such a request, as with steps: a single time is mostly noise.
+        self._spent_seconds += self._draft_costs.overhead_seconds + expected
 
     def draft(self, state: SchedulerState) -> dict[RequestId, tuple[int, ...]]:
         """Return drafted tokens for requests whose next row has one token.
@@ -63,8 +148,12 @@ class Speculator:
         `state` is not changed; no step is in flight.
         """
         self.forget_ended(state)
-        forecast = self._forecast = _Forecast(state, self._costs)
-        self._proposals = {}
+        forecast = self._forecast = _Forecast(state, self._costs, self._spent_seconds)
+        self._num_asked, self._spent_seconds = 0, 0.0
+        self._made, self._proposals = {}, {}
+        for sequence_id in forecast.decoding.keys() - self._known:
+            seconds = forecast.prompt_seconds(forecast.decoding[sequence_id])
+            self._controller.begin(sequence_id, seconds)
         self._known.update(forecast.decoding)
         if forecast.num_room < 1 or len(forecast.decoding) > MAX_SEQUENCES:
             return {}
@@ -72,9 +161,7 @@ class Speculator:
             # The step draws one token more than it accepts.
             num_left = request.max_tokens - len(request.output_token_ids) - 1
             if num_left > 0 and request.takes_drafts:
-                proposal = self._proposer.propose(request, min(self._max_draft_tokens, num_left))
-                if proposal.token_ids:
-                    self._proposals[sequence_id] = proposal
+                self._propose(sequence_id, request, min(self._max_draft_tokens, num_left))
         if not self._proposals:
             return {}
         chosen = self._controller.choose(forecast.step(tuple(forecast.decoding)), self._proposals)
@@ -85,6 +172,16 @@ class Speculator:
             for sequence_id, count in chosen.items()
             if count
         }
+
+    def _propose(self, sequence_id: SequenceId, request: Request, most: int) -> None:
+        """Note what the proposers have; that of the draft model was asked for with reason."""
+        for proposer in (self._proposer, self._draft_model):
+            if proposer is None:
+                continue
+            proposal = proposer.propose(request, most)
+            if proposal.token_ids:
+                self._made.setdefault(sequence_id, []).append(proposal)
+                self._proposals[sequence_id] = proposal
 
     def learn(
         self,
@@ -97,7 +194,7 @@ class Speculator:
         Args:
             batch: The step that the last drafts went into.
             sampled: What came of its rows.
-            step_seconds: What it took.
+            step_seconds: What it took, without asking the draft model before.
         """
         counts: list[RowCounts] = []
         drawn: dict[SequenceId, int] = {}
@@ -106,18 +203,19 @@ class Speculator:
             if came is None or came.token_id is None or not _is_decode(row):
                 continue
             drawn[row.sequence_id] = 1 + len(came.accepted_token_ids)
-            proposal = self._proposals.get(row.sequence_id)
-            if proposal is not None:
-                tokens = (*came.accepted_token_ids, came.token_id)
+            tokens = (*came.accepted_token_ids, came.token_id)
+            for proposal in self._made.get(row.sequence_id, ()):
                 self._controller.learn(row.sequence_id, proposal, tokens)
             if row.num_draft_tokens:
-                counts.append(RowCounts(row.num_draft_tokens, len(came.accepted_token_ids)))
+                kind = self._proposals[row.sequence_id].kind
+                accepted = len(came.accepted_token_ids)
+                counts.append(RowCounts(row.num_draft_tokens, accepted, kind))
         if self._forecast is not None:
             num_drafted = sum(row.num_draft_tokens for row in batch.rows)
             self._controller.settle(self._forecast.step(tuple(drawn)), num_drafted, drawn)
             if all(_is_decode(row) for row in batch.rows):
                 self._costs.observe(batch.num_tokens, step_seconds, self._forecast.curve)
-        self._proposals, self._forecast = {}, None
+        self._made, self._proposals, self._forecast = {}, {}, None
         return counts
 
     def forget_ended(self, state: SchedulerState) -> None:
@@ -126,7 +224,9 @@ class Speculator:
             return
         live = {request.sequence_id for request in state.requests.values()}
         for sequence_id in self._known - live:
-            self._proposer.forget(sequence_id)
+            for proposer in (self._proposer, self._draft_model):
+                if proposer is not None:
+                    proposer.forget(sequence_id)
             self._controller.forget(sequence_id)
         self._known &= live
 
@@ -139,7 +239,8 @@ def _is_decode(row: TokenRow) -> bool:
 class _Forecast:
     """The next step as far as it can be told before it is planned: who decodes, what it costs."""
 
-    def __init__(self, state: SchedulerState, costs: StepCosts) -> None:
+    def __init__(self, state: SchedulerState, costs: StepCosts, spent_seconds: float = 0.0) -> None:
+        self._spent_seconds = spent_seconds
         self.decoding: dict[SequenceId, Request] = {}
         self._costs = costs
         self._curve = state.limits.cost_curve
@@ -164,7 +265,12 @@ class _Forecast:
     def step(self, sequence_ids: Sequence[SequenceId]) -> PlainStep:
         """Return the step without drafts, with a token for each of these sequences."""
         later = self._costs.seconds(len(sequence_ids), self.curve)
-        return PlainStep(sequence_ids, self.num_room, self._seconds, later)
+        return PlainStep(sequence_ids, self.num_room, self._seconds, later, self._spent_seconds)
+
+    def prompt_seconds(self, request: Request) -> float:
+        """Return what the prompt of a request took that decodes now; 0 without a curve."""
+        num_tokens = request.num_computed_tokens - request.num_cached_tokens
+        return self._costs.pace * self._curve.step_seconds(0, max(0, num_tokens))
 
     def curve(self, num_rows: int) -> float:
         """Return the curve's seconds of a step of decode rows alone; drafts count as rows."""

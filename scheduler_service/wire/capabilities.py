@@ -30,6 +30,19 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftModel:
+    """The model that drafts tokens for it, and what one request to it may hold."""
+
+    model_id: str
+    weights_digest: str
+    numeric_class: str
+    max_rows: int
+    max_tokens: int
+    context_length: int
+    cost_curve: CostCurve = NO_CURVE
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a ready executor says about itself."""
 
@@ -43,6 +56,8 @@ class Capabilities:
     mlx_version: str
     # Steps that it takes before the answer to the first of them.
     max_steps_in_flight: int = 1
+    # None without a draft model.
+    draft: DraftModel | None = None
 
 
 def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
@@ -78,12 +93,7 @@ def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
             block_size=target.block_size,
             num_blocks=target.num_blocks,
             num_parameters=target.num_parameters,
-            cost_curve=CostCurve(
-                CostPoint(
-                    each.num_rows, each.num_tokens, each.context_length, each.duration_ns / 1e9
-                )
-                for each in target.cost_curve
-            ),
+            cost_curve=_cost_curve(target),
         ),
         max_num_seqs=reply.max_num_seqs,
         max_num_batched_tokens=reply.max_num_batched_tokens,
@@ -91,6 +101,31 @@ def read_capabilities(reply: pb.GetCapabilitiesResponse) -> Capabilities | None:
         device=" ".join(filter(None, (build.backend, build.unit, build.device))),
         mlx_version=build.mlx_version,
         max_steps_in_flight=max(1, reply.max_steps_in_flight),
+        draft=_draft_model(reply),
+    )
+
+
+def _draft_model(reply: pb.GetCapabilitiesResponse) -> DraftModel | None:
+    role = capabilities_pb2.MODEL_ROLE_DRAFT
+    draft = next((each for each in reply.models if each.role == role), None)
+    sizes = (draft.max_draft_rows, draft.max_draft_tokens, draft.context_length) if draft else (0,)
+    if draft is None or min(sizes) < 1:
+        return None
+    return DraftModel(
+        model_id=draft.model_id,
+        weights_digest=draft.weights_digest,
+        numeric_class=draft.numeric_class,
+        max_rows=draft.max_draft_rows,
+        max_tokens=draft.max_draft_tokens,
+        context_length=draft.context_length,
+        cost_curve=_cost_curve(draft),
+    )
+
+
+def _cost_curve(model: capabilities_pb2.ModelCapabilities) -> CostCurve:
+    return CostCurve(
+        CostPoint(each.num_rows, each.num_tokens, each.context_length, each.duration_ns / 1e9)
+        for each in model.cost_curve
     )
 
 

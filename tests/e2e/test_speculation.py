@@ -51,8 +51,8 @@ def executor() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _ask(harness: Harness, prompts: list[tuple[int, ...]], **fields: Any) -> list[Output]:
-    """Ask for all at once."""
+async def ask(harness: Harness, prompts: list[tuple[int, ...]], **fields: Any) -> list[Output]:
+    """Ask for all prompts at once."""
     stopping = sampling_pb2.StoppingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
     async def one(prompt: tuple[int, ...]) -> Output:
@@ -74,12 +74,12 @@ async def test_any_draft_gives_the_tokens_and_logits_of_none(executor: str, name
         await harness.wait_serving()
         served = harness.server.engine.served
         assert served is not None
-        plain = await _ask(harness, PROMPTS, sampling=sampling)
+        plain = await ask(harness, PROMPTS, sampling=sampling)
         outputs = {p: each.token_ids for p, each in zip(PROMPTS, plain, strict=True)}
         for count, noise, k in ((8, 0.0, 8), (1, 0.3, 8), (8, 0.3, 3), (8, 0.5, 1), (8, 1.0, 5)):
             proposer = OracleProposer(outputs, vocab_size(), noise=noise, seed=k)
             served.loop.speculator = Speculator(proposer, FixedController(k), k)
-            found = await _ask(harness, PROMPTS[:count], sampling=sampling)
+            found = await ask(harness, PROMPTS[:count], sampling=sampling)
             for wanted, got in zip(plain, found, strict=False):
                 assert got.token_ids == wanted.token_ids, (noise, k)
                 assert got.digests == wanted.digests, (noise, k)

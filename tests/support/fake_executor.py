@@ -22,9 +22,10 @@ from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from scheduler_service.sampling import Statistic, row_statistics
 from tests.support.fake_answers import abort_stale, array, pack_statistics
+from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_prefix_cache import FakePrefixCache
 from tests.support.fake_provenance import toy_provenance
-from tests.support.fake_steps import KeptAnswer, tokens_of
+from tests.support.fake_steps import KeptAnswer, tokens_of, until_fenced
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, EOS_ID, tokenizer_document, vocab_size
 from tests.support.toy_model import ToyModel
 
@@ -53,6 +54,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     # Rows with this token are not finite.
     poison_token: int | None = None
     prefix_cache: bool = True
+    drafter: FakeDrafter | None = None
     # (rows, tokens, context, nanoseconds) of each point of the cost curve.
     cost_points: tuple[tuple[int, int, int, int], ...] = ()
     is_ready: bool = True
@@ -90,7 +92,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self._fence.set()
 
     def _forget(self) -> None:
-        self.sequences.clear()
+        for sequence_id in list(self.sequences):
+            self._release(sequence_id)
         self._cache.clear()
         self._kept.clear()
 
@@ -108,6 +111,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     def _release(self, sequence_id: int) -> None:
         self.sequences.pop(sequence_id, None)
         self._cache.release(sequence_id)
+        if self.drafter is not None:
+            self.drafter.release(sequence_id)
 
     @contextlib.asynccontextmanager
     async def serving(self, address: str) -> AsyncIterator[None]:
@@ -146,6 +151,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
                     for rows, tokens, context, ns in self.cost_points
                 ],
             )
+            if self.drafter is not None:
+                self.drafter.describe(reply)
             reply.build.backend = "fake"
             reply.max_num_seqs = self.max_num_seqs
             reply.max_num_batched_tokens = self.max_num_batched_tokens
@@ -196,7 +203,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
                 executor_epoch=self.executor_epoch, kv_occupancy=self._occupancy()
             )
         )
-        async for request in _until(fence, request_iterator):
+        async for request in until_fenced(fence, request_iterator):
             try:
                 yield await self._answer(request)
             except DropSession:
@@ -224,6 +231,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
                 return pb.SessionResponse(
                     released=token_rows_pb2.SequencesReleased(kv_occupancy=occupancy)
                 )
+            case "draft" if self.drafter is not None:
+                return pb.SessionResponse(drafted=self.drafter.answer(request.draft))
             case other:
                 raise ValueError(f"unexpected message {other}")
 
@@ -375,26 +384,3 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
 def digest(logits: np.ndarray[Any, Any]) -> bytes:
     """Return the contract's digest of a row."""
     return hashlib.blake2b(logits.tobytes(), digest_size=16).digest()
-
-
-async def _until(
-    fence: asyncio.Event, requests: AsyncIterator[pb.SessionRequest]
-) -> AsyncIterator[pb.SessionRequest]:
-    """Give out requests until the stream ends or the fence is set."""
-    fenced = asyncio.ensure_future(fence.wait())
-    following: asyncio.Future[pb.SessionRequest] | None = None
-    try:
-        while not fence.is_set():
-            following = asyncio.ensure_future(anext(requests))
-            await asyncio.wait({fenced, following}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                return
-            try:
-                yield following.result()
-            except StopAsyncIteration:
-                return
-    finally:
-        fenced.cancel()
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)

@@ -1,11 +1,13 @@
 """What the fake executor keeps of its last steps, and the tokens that others take from them."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import token_rows_pb2
 from scheduler_service.sampling import Statistic
 from tests.support.fake_answers import array
@@ -49,3 +51,26 @@ def tokens_of(
             tokens[start] = last.chosen(index)
         start += length
     return tokens
+
+
+async def until_fenced(
+    fence: asyncio.Event, requests: AsyncIterator[pb.SessionRequest]
+) -> AsyncIterator[pb.SessionRequest]:
+    """Give out requests until the stream ends or the fence is set."""
+    fenced = asyncio.ensure_future(fence.wait())
+    following: asyncio.Future[pb.SessionRequest] | None = None
+    try:
+        while not fence.is_set():
+            following = asyncio.ensure_future(anext(requests))
+            await asyncio.wait({fenced, following}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            try:
+                yield following.result()
+            except StopAsyncIteration:
+                return
+    finally:
+        fenced.cancel()
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

@@ -44,7 +44,8 @@ def test_every_field_has_a_flag() -> None:
         "metrics_exemplars": "true", "otlp_endpoint": "http://h:4317", "otlp_step_every": "9",
             "max_waiting_tokens": "77", "aging_seconds": "2.5", "max_undelivered_tokens": "6",
             "slow_reader_seconds": "1.5",
-        "lookahead": "off", "speculation": "lookup", "max_draft_tokens": "5",
+        "lookahead": "off", "speculation": "auto", "max_draft_tokens": "5",
+        "fixed_draft_tokens": "3",
     }  # fmt: skip
     assert set(values) == {each.name for each in dataclasses.fields(SchedulerConfig)}
     flags = [part for n, v in values.items() for part in (f"--{n.replace('_', '-')}", v)]
