@@ -99,5 +99,5 @@ def test_a_path_that_leads_nowhere_is_named(name: str) -> None:
 
 
 def test_anything_else_is_refused_with_the_choices() -> None:
-    with pytest.raises(ModelError, match=r"must be one of smollm2-135m-instruct, a \.gguf file"):
+    with pytest.raises(ModelError, match=r"must be one of smollm2-135m-instruct, smollm2-draft, a"):
         locate("no such model")
