@@ -19,7 +19,7 @@ from isobatch_kernels.metal.cache import BlockCopies, KeyValuePool, pool_layout
 from isobatch_kernels.metal.forward import Forward, stages
 from isobatch_kernels.metal.launch import Launcher
 from isobatch_kernels.metal.linear import DeviceWeight
-from isobatch_kernels.metal.linear_profile import Choice
+from isobatch_kernels.metal.linear_profile import Choice, kernel_of
 from isobatch_kernels.metal.measure import fastest_choice
 from isobatch_kernels.metal.model import DeviceModel
 from isobatch_kernels.metal.non_finite import Watched, find_first_ops, watch
@@ -347,7 +347,7 @@ class MetalBackend:
         for (wanted_only, shape), number in self._linears.items():
             rows = work.wanted if wanted_only else work.tokens
             if rows:
-                layers[self._profile.linear.choose(rows, shape)[0], rows] += number
+                layers[kernel_of(self._profile.linear.choose(rows, shape)[0]), rows] += number
         counts += [
             PathCount("linear", path, self.unit, number, number * rows)
             for (path, rows), number in layers.items()

@@ -31,7 +31,8 @@ _PROBE = """
 extern "C" void probe(const uint4* w, const half* q, const size_t* x, const float* sums,
                       const float* blocks, const half* scales, const half* biases, float* acc) {{
   float p[{rows}];
-  dot_rows<{bits}, {centred}, {b}, {rows}>(w, q, x, 0, p);
+  const size_t lane = 0;
+  dot_rows<{bits}, {centred}, {b}, {rows}, 1>(w, &lane, q, x, 0, p);
   add_block<{rows}>(acc, p, sums, blocks, widen(scales[0]), widen(biases[0]));
 }}
 """

@@ -47,6 +47,8 @@ def test_every_kernel_takes_every_row_count(f: Format) -> None:
             run_case(launcher, case, rows, lin.GEMM, tile)
         for tile in (1, 24):
             run_case(launcher, case, rows, lin.GEMV_MULTI, tile)
+        for tile in PROFILE.wide_tiles:
+            run_case(launcher, case, rows, lin.GEMV_WIDE, tile)
 
 
 @pytest.mark.parametrize("outputs", [1, 31, 32, 33, 96, 100])
@@ -57,6 +59,8 @@ def test_ragged_shapes(outputs: int, groups: int) -> None:
     run_case(launcher, case, 1, lin.GEMV, 1)
     run_case(launcher, case, 1, lin.GEMV, 2)
     run_case(launcher, case, 5, lin.GEMV_MULTI, 6)
+    run_case(launcher, case, 3, lin.GEMV_WIDE, 4)
+    run_case(launcher, case, 9, lin.GEMV_WIDE, 8)
     run_case(launcher, case, 33, lin.GEMM, 32)
 
 

@@ -45,7 +45,9 @@ def test_self_test_lines() -> None:
     launcher = Launcher(EmulatedKernelFactory(), NumpyArrays())
     lines, right = self_test_lines(launcher, LinearProfile(), {(4, 32, 32)})
     assert right
-    assert [line.split(":")[0] for line in lines] == ["- gemm", "- gemv", "- gemv_multi"]
+    assert [line.split(":")[0] for line in lines] == [
+        *("- gemm", "- gemv", "- gemv_multi", "- gemv_wide"),
+    ]
 
 
 def test_whole_steps_are_compared_too() -> None:

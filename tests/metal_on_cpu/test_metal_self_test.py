@@ -78,10 +78,13 @@ def test_fma_rounds_once() -> None:
 
 def test_every_path_passes_here() -> None:
     """Hundreds of comparisons of three kernels for every format."""
-    results = list(self_test.compare(Launcher(FACTORY, NumpyArrays()), LinearProfile()))
+    launcher = Launcher(FACTORY, NumpyArrays())
+    results = list(self_test.compare(launcher, LinearProfile(wide_tiles=())))
     counts = Counter((4 if r.shape[0] <= 4 else 8, *r.shape[1:3]) for r in results)
     assert min(counts.values()) > 180
     assert {r.path for r in results} == {"gemv", "gemv_multi", "gemm"}
+    results += self_test.compare(launcher, LinearProfile(), FORMAT)
+    assert "gemv_wide" in {r.path for r in results}
     assert [r for r in results if not r.equal] == []
 
 
@@ -179,9 +182,10 @@ def test_warm_up_compiles_all_and_leaves_no_trace() -> None:
     backend.run(make_step([Row([1] * 270, 0, long), Row([2], 0, (30,))]))
     backend.run(make_step([Row([1] * 3, 270, long)]))
     backend.run(make_step([Row([1], 273, long)]))
-    for way in backend.choices(1):
-        backend.choose({1: way})
-        backend.run(make_step([Row([1], 274, long)]))
+    for rows in (1, 3, 8):
+        for way in backend.choices(rows):
+            backend.choose({rows: way})
+            backend.run(make_step([Row([1] * rows, 274, long)]))
     backend.choose({64: "gemm:64"})
     backend.run(make_step([Row([1] * 40, 274, long)]))
     assert set(factory.texts) == compiled

@@ -40,6 +40,8 @@ class FakeDevice:
         if name not in TILES:
             return 5
         shape, tile = f"{sizes[1]}x{sizes[0]}/{values['BITS']}", values[TILES[name]]
+        if name == "gemv_multi" and values["R"] > 1:
+            name = "gemv_wide"
         return self._odd.get((shape, name, tile), self._slow.get((name, tile), 100))
 
     def __call__(self, *, name: str, **_: Any) -> Any:
@@ -117,7 +119,7 @@ def test_each_shape_gets_what_is_fastest_for_it() -> None:
 def test_the_executor_takes_the_proposal_where_whole_steps_are_faster() -> None:
     """The measurement of a first start, on the device's own clock."""
     device = FakeDevice(
-        {("gemv", 2): 60, ("gemm", 64): 70, ("gemm", 32): 110},
+        {("gemv", 2): 60, ("gemv_wide", 4): 90, ("gemm", 64): 70, ("gemm", 32): 110},
         {(DOWN, "gemv", 1): 50, (DOWN, "gemm", 32): 20},
     )
     backend = device.backend()
@@ -126,6 +128,7 @@ def test_the_executor_takes_the_proposal_where_whole_steps_are_faster() -> None:
     own = ";".join(f"{shape}=gemv:2" for shape in (QKV, OUT, GATE_UP, HEAD))
     assert found[1] == f"gemv:1;{own}"
     assert found[2] == "gemv_multi:2"
+    assert found[4] == "gemv_wide:4"
     assert found[8] == f"gemv_multi:8;{DOWN}=gemm:32"
     assert found[64] == f"gemm:32;{QKV}=gemm:64;{OUT}=gemm:64;{GATE_UP}=gemm:64;{HEAD}=gemm:64"
     profile = backend.profile.linear
@@ -141,7 +144,7 @@ def test_no_bit_depends_on_the_choice_of_a_shape() -> None:
     pair.metal.choose(
         {
             1: f"gemv:1;{OUT}=gemv:2;{DOWN}=gemv_multi:1",
-            8: f"gemv_multi:8;{QKV}=gemv_multi:4;{DOWN}=gemm:32;{HEAD}=gemv_multi:4",
+            8: f"gemv_multi:8;{QKV}=gemv_wide:8;{DOWN}=gemm:32;{HEAD}=gemv_multi:4",
         }
     )
     pair.run(make_step([Row([1, 2, 3, 4, 5], 0, (1,)), Row([7], 0, (2,))]))

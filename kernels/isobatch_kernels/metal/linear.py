@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isobatch_kernels.metal.launch import GROUP, MINIMUM
-from isobatch_kernels.metal.linear_profile import GEMM, GEMV, GEMV_MULTI, LinearProfile
+from isobatch_kernels.metal.linear_profile import (
+    GEMM,
+    GEMV,
+    GEMV_MULTI,
+    GEMV_WIDE,
+    LinearProfile,
+    kernel_of,
+    wide_outputs,
+)
 
 if TYPE_CHECKING:
     from isobatch_kernels.metal.activations import Activations
@@ -14,7 +22,7 @@ if TYPE_CHECKING:
     from isobatch_kernels.metal.launch import Launcher
     from isobatch_kernels.metal.weights import PackedDense, PackedWeight
 
-__all__ = ["GEMM", "GEMV", "GEMV_MULTI", "LinearProfile"]
+__all__ = ["GEMM", "GEMV", "GEMV_MULTI", "GEMV_WIDE", "LinearProfile"]
 DENSE_ROWS = 4
 
 
@@ -83,7 +91,7 @@ def quantized_linear(
 ) -> LibraryArray:
     """x @ weight.T and the epilogue, (M, N) float32.
 
-    `tile` is R of gemv, V of gemv_multi or BM of gemm.
+    `tile` is R of gemv, V of gemv_multi and gemv_wide, or BM of gemm.
     """
     w = weight.host
     b = min(w.group_size, x.layout.block)
@@ -93,8 +101,11 @@ def quantized_linear(
         ("A", x.layout.block),
         ("SB", x.layout.sum_block),
         *epilogue.template(),
-        ({GEMV: "R", GEMV_MULTI: "V", GEMM: "BM"}[path], tile),
+        ({GEMV: "R", GEMM: "BM"}.get(path, "V"), tile),
     ]
+    outputs = wide_outputs(tile) if path == GEMV_WIDE else 1
+    if kernel_of(path) == GEMV_MULTI:
+        template.append(("R", outputs))
     if path == GEMV and x.rows != 1:
         raise ValueError(f"[metal] gemv takes one row, got {x.rows}")
     if b < x.layout.sum_block:
@@ -106,12 +117,13 @@ def quantized_linear(
     ]
     grids = {
         GEMV: (1, -(-w.tiles // tile), 1),
-        GEMV_MULTI: (1, w.tiles, -(-x.rows // tile)),
+        GEMV_MULTI: (1, -(-w.tiles // outputs), -(-x.rows // tile)),
         GEMM: (1, w.tiles, -(-x.rows // tile)),
     }
     threads = 128 if path == GEMM else GROUP
     output = [((x.rows, w.num_outputs), "float32")]
-    return launcher.run(path, inputs, output, grids[path], threads, template)[0]
+    kernel = kernel_of(path)
+    return launcher.run(kernel, inputs, output, grids[kernel], threads, template)[0]
 
 
 def dense_linear(

@@ -12,8 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 GEMV, GEMV_MULTI, GEMM = "gemv", "gemv_multi", "gemm"
+# gemv_multi whose lanes own several outputs, so that activations are read less often.
+GEMV_WIDE = "gemv_wide"
 
 Way = tuple[str, int]  # kernel, and its tile: R of gemv, V of gemv_multi or BM of gemm
+
+
+def kernel_of(path: str) -> str:
+    """The kernel of a path, as it is launched and counted."""
+    return GEMV_MULTI if path == GEMV_WIDE else path
+
+
+def wide_outputs(rows: int) -> int:
+    """Outputs of a lane of gemv_wide with V rows: R, so that R*V accumulators stay in registers."""
+    return 4 if rows <= 4 else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,7 @@ class LinearProfile:
     row_tiles: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24)
     gemv_tiles: tuple[int, ...] = (1, 2)  # R of gemv: output tiles of a lane; the default first
     gemm_rows: tuple[int, ...] = (32, 64)  # BM of gemm, likewise
+    wide_tiles: tuple[int, ...] = (2, 4, 8)  # V of gemv_wide, tried where they hold the rows
     use_gemv: bool = True
     use_gemm: bool = True
     # By most rows, ascending: what a measurement found for rows up to there.
@@ -97,6 +110,8 @@ class LinearProfile:
         if rows == 1 and self.use_gemv:
             ways += [(GEMV, tile) for tile in self.gemv_tiles]
         ways += [(GEMV_MULTI, tiles[0]) for tiles in (fitting, half) if tiles]
+        wide = [tile for tile in self.wide_tiles if tile >= rows > 1]
+        ways += [(GEMV_WIDE, tile) for tile in wide[:1]]
         if self.use_gemm:
             ways += [(GEMM, tile) for tile in self.gemm_rows if rows >= tile // 4]
         return list(dict.fromkeys(ways))
@@ -104,6 +119,7 @@ class LinearProfile:
     def variants(self) -> list[tuple[int, Way]]:
         """Every way that some row count can take, with one that takes it."""
         found: list[tuple[int, Way]] = [(tile, (GEMV_MULTI, tile)) for tile in self.row_tiles]
+        found += [(tile, (GEMV_WIDE, tile)) for tile in self.wide_tiles]
         if self.use_gemv:
             found += [(1, (GEMV, tile)) for tile in self.gemv_tiles]
         if self.use_gemm:

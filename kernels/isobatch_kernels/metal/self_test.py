@@ -180,5 +180,6 @@ def verified_profile(
         profile,
         use_gemv=profile.use_gemv and lin.GEMV not in wrong,
         use_gemm=profile.use_gemm and lin.GEMM not in wrong,
+        wide_tiles=() if lin.GEMV_WIDE in wrong else profile.wide_tiles,
     )
     return Verified(right, len(results), tuple(sorted(wrong)))

@@ -119,6 +119,8 @@ def quantized_layers(factory: EmulatedKernelFactory) -> None:
             run_case(launcher, case, 1, lin.GEMV, 2)
             run_case(launcher, case, 3, lin.GEMV_MULTI, 4)
             run_case(launcher, case, 35, lin.GEMV_MULTI, 12)
+            run_case(launcher, case, 3, lin.GEMV_WIDE, 2)
+            run_case(launcher, case, 35, lin.GEMV_WIDE, 8)
             run_case(launcher, case, 2, lin.GEMM, 32)
             run_case(launcher, case, 35, lin.GEMM, 32)
 
