@@ -115,9 +115,12 @@ def likeliest(backend: Backend, ids: tuple[int, ...], start: int, num_wanted: in
     return found
 
 
-def right(backend: Backend, text: Text) -> list[bool]:
-    """Return for each written token whether the draft proposes it."""
-    ids = (*text.prompt_ids, *text.token_ids[:-1])
+def right(backend: Backend, text: Text, num_prompt_tokens: int) -> list[bool]:
+    """Return for each written token whether the draft proposes it.
+
+    Of the prompt it sees the last `num_prompt_tokens`.
+    """
+    ids = (*text.prompt_ids[-num_prompt_tokens:], *text.token_ids[:-1])
     best = likeliest(backend, ids, 0, len(text.token_ids))
     return [a == b for a, b in zip(best, text.token_ids, strict=True)]
 
@@ -190,6 +193,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--temperatures", default="0,0.8")
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--prompt-tokens", type=int, default=NUM_BLOCKS * BLOCK_SIZE)
     parser.add_argument("--texts", help="where the target's texts are kept, or read if there")
     parser.add_argument("--json", default="bench-results/draft.json")
     args = parser.parse_args()
@@ -212,7 +216,7 @@ def main() -> None:
     path = Path(args.draft)
     model = load_model(locate(args.draft))
     draft = backend_of(model)
-    reports = rows(texts, [right(draft, text) for text in texts])
+    reports = rows(texts, [right(draft, text, args.prompt_tokens) for text in texts])
     times = milliseconds(backend_of(load_model(locate(args.target))), draft, args.rounds)
     print("\n".join(table(reports)))
     print(
@@ -224,6 +228,7 @@ def main() -> None:
         "bytes": path.stat().st_size if path.is_file() else None,
         "digest": model.weights_digest,
         "target": args.target,
+        "prompt_tokens": args.prompt_tokens,
         "milliseconds": times,
         "acceptance": reports,
     }

@@ -58,6 +58,11 @@ def test_wheel_carries_types_and_licence_and_commands(names: list[str]) -> None:
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
 
 
+def test_wheel_carries_the_draft_model_and_its_licence(names: list[str]) -> None:
+    assert "executor_service/models/data/smollm2-draft.gguf" in names
+    assert "executor_service/models/data/NOTICE" in names
+
+
 def test_wheel_carries_no_sources_of_the_native_module(names: list[str]) -> None:
     assert [name for name in names if name.endswith((".cpp", ".h"))] == []
 
