@@ -42,15 +42,17 @@ HeadCache head_cache(const AttentionArgs& args, const KvView& kv) {
 }
 
 // Scores of BLOCKS blocks for HEADS heads; scores of a head are kAttentionChunk apart. On the way it fetches the values of
-// these blocks and the keys of the blocks after them, up to `end`: a long context streams from memory.
+// these blocks and the keys of the blocks after them, up to `end`: a long context streams from memory. With `ahead` (not 0) these
+// are there already, and it fetches the blocks of the next chunk, up to block `ahead`.
 template <int HEADS, int BLOCKS>
-inline void score_blocks(const HeadCache& cache, int block, int end, const float* q, int q_stride, float* scores) {
+inline void score_blocks(const HeadCache& cache, int block, int end, int ahead, const float* q, int q_stride, float* scores) {
   constexpr int V = BLOCKS * kVectorsPerBlock;
   const uint16_t *keys[BLOCKS], *values[BLOCKS], *later[BLOCKS];
   for (int b = 0; b < BLOCKS; b++) {
     keys[b] = cache.key_block(block + b);
-    values[b] = cache.value_block(block + b);
-    later[b] = cache.key_block(block + BLOCKS + b < end ? block + BLOCKS + b : end - 1);
+    const int next = block + b + kAttentionChunk / kSlots;
+    values[b] = cache.value_block(!ahead ? block + b : next < ahead ? next : ahead - 1);
+    later[b] = cache.key_block(ahead ? (next < ahead ? next : ahead - 1) : block + BLOCKS + b < end ? block + BLOCKS + b : end - 1);
   }
   Vf sums[HEADS][V];
   for (int h = 0; h < HEADS; h++)
@@ -72,13 +74,13 @@ inline void score_blocks(const HeadCache& cache, int block, int end, const float
 }
 
 template <int HEADS>
-void score_chunk(const HeadCache& cache, const ChunkRange& range, const float* q, int q_stride, float* scores) {
+void score_chunk(const HeadCache& cache, const ChunkRange& range, int ahead, const float* q, int q_stride, float* scores) {
   constexpr int BLOCKS = kScoreBlocks[HEADS];
   const int base = range.start / kSlots, end = range.end_block();
   int block = range.first_block();
   for (; block + BLOCKS <= end; block += BLOCKS)
-    score_blocks<HEADS, BLOCKS>(cache, block, end, q, q_stride, scores + (block - base) * kSlots);
-  for (; block < end; block++) score_blocks<HEADS, 1>(cache, block, end, q, q_stride, scores + (block - base) * kSlots);
+    score_blocks<HEADS, BLOCKS>(cache, block, end, ahead, q, q_stride, scores + (block - base) * kSlots);
+  for (; block < end; block++) score_blocks<HEADS, 1>(cache, block, end, ahead, q, q_stride, scores + (block - base) * kSlots);
 }
 
 // Turns one head's scores (kAttentionChunk floats) into weights in place; hidden and missing keys get +0.
@@ -144,15 +146,16 @@ void output_chunk(const HeadCache& cache, const ChunkRange& range, const float* 
 
 // Partials of HEADS heads of one chunk that is not empty. scores: HEADS * kAttentionChunk floats.
 template <int HEADS>
-void chunk_partials(const HeadCache& cache, const ChunkRange& range, const float* q, int q_stride, float* partials, float* scores) {
+void chunk_partials(const HeadCache& cache, const ChunkRange& range, int ahead, const float* q, int q_stride, float* partials,
+                    float* scores) {
   const size_t stride = attention_partial_floats(cache.head_dim);
-  score_chunk<HEADS>(cache, range, q, q_stride, scores);
+  score_chunk<HEADS>(cache, range, ahead, q, q_stride, scores);
   for (int h = 0; h < HEADS; h++)
     chunk_weights(range, scores + h * kAttentionChunk, partials[h * stride], partials[h * stride + 1]);
   output_chunk<HEADS, kOutputVectors[HEADS]>(cache, range, scores, 0, partials + 2, stride);
 }
 
-using PartialsFunction = void (*)(const HeadCache&, const ChunkRange&, const float*, int, float*, float*);
+using PartialsFunction = void (*)(const HeadCache&, const ChunkRange&, int, const float*, int, float*, float*);
 constexpr PartialsFunction kChunkPartials[kHeadTile + 1] = {nullptr, chunk_partials<1>, chunk_partials<2>, chunk_partials<3>,
                                                             chunk_partials<4>};
 
@@ -179,30 +182,48 @@ void divide_by_sum(const float* o, float l, int head_dim, float* out) {
   if (int n = head_dim - d; n > 0) store_n(out + d, mul(load_n(o + d, n), r), n);
 }
 
-void attention(const AttentionArgs& args, const KvView& kv, float* out, int out_stride, float* scratch) {
-  const HeadCache cache = head_cache(args, kv);
+// Chunk by chunk for all tokens: keys and values behind a deep context come from memory once and not for each token.
+void attention_tokens(const AttentionArgs* tokens, int count, const KvView& kv, float* const* out, int out_stride, float* scratch) {
+  const HeadCache cache = head_cache(tokens[0], kv);
   const size_t stride = attention_partial_floats(kv.head_dim);
-  for (int h = 0; h < args.group; h += kHeadTile) {
-    const int heads = tile_heads(args.group - h);
+  int first = tokens[0].first_visible, last = tokens[0].position;
+  for (int t = 1; t < count; t++) {
+    first = tokens[t].first_visible < first ? tokens[t].first_visible : first;
+    last = tokens[t].position > last ? tokens[t].position : last;
+  }
+  for (int h = 0; h < tokens[0].group; h += kHeadTile) {
+    const int heads = tile_heads(tokens[0].group - h);
     float* scores = scratch;
-    float* merged = scores + heads * kAttentionChunk;
-    float* next = merged + heads * stride;
-    bool any = false;
-    for (int chunk = args.first_visible / kAttentionChunk; chunk <= args.position / kAttentionChunk; chunk++) {
-      const ChunkRange range = chunk_range(args, chunk);
-      if (range.empty()) continue;
-      kChunkPartials[heads](cache, range, args.q + (size_t)h * args.q_stride, args.q_stride, any ? next : merged, scores);
-      for (int i = 0; any && i < heads; i++) {
-        float* a = merged + i * stride;
-        merge_partial(a[0], a[1], a + 2, next + i * stride, kv.head_dim);
+    float* next = scores + heads * kAttentionChunk;
+    float* merged = next + heads * stride;
+    bool any[kMaxAttentionTokens] = {};
+    for (int chunk = first / kAttentionChunk; chunk <= last / kAttentionChunk; chunk++) {
+      for (int t = 0; t < count; t++) {
+        const ChunkRange range = chunk_range(tokens[t], chunk);
+        if (range.empty()) continue;
+        const float* q = tokens[t].q + (size_t)h * tokens[t].q_stride;
+        float* of_token = merged + (size_t)t * heads * stride;
+        // The first token brings a chunk near; with the second, the next chunk comes while this one is computed.
+        const int ahead = t == 1 && chunk < last / kAttentionChunk ? last / kSlots + 1 : 0;
+        kChunkPartials[heads](cache, range, ahead, q, tokens[t].q_stride, any[t] ? next : of_token, scores);
+        for (int i = 0; any[t] && i < heads; i++) {
+          float* a = of_token + i * stride;
+          merge_partial(a[0], a[1], a + 2, next + i * stride, kv.head_dim);
+        }
+        any[t] = true;
       }
-      any = true;
     }
-    for (int i = 0; i < heads; i++) {
-      const float* a = merged + i * stride;
-      divide_by_sum(a + 2, a[1], kv.head_dim, out + (size_t)(h + i) * out_stride);
+    for (int t = 0; t < count; t++) {
+      for (int i = 0; i < heads; i++) {
+        const float* a = merged + ((size_t)t * heads + i) * stride;
+        divide_by_sum(a + 2, a[1], kv.head_dim, out[t] + (size_t)(h + i) * out_stride);
+      }
     }
   }
+}
+
+void attention(const AttentionArgs& args, const KvView& kv, float* out, int out_stride, float* scratch) {
+  attention_tokens(&args, 1, kv, &out, out_stride, scratch);
 }
 
 bool attention_chunk(const AttentionArgs& args, const KvView& kv, int chunk, float* partials, float* scratch) {
@@ -211,7 +232,7 @@ bool attention_chunk(const AttentionArgs& args, const KvView& kv, int chunk, flo
   const HeadCache cache = head_cache(args, kv);
   const size_t stride = attention_partial_floats(kv.head_dim);
   for (int h = 0; h < args.group; h += kHeadTile) {
-    kChunkPartials[tile_heads(args.group - h)](cache, range, args.q + (size_t)h * args.q_stride, args.q_stride,
+    kChunkPartials[tile_heads(args.group - h)](cache, range, 0, args.q + (size_t)h * args.q_stride, args.q_stride,
                                                partials + h * stride, scratch);
   }
   return true;

@@ -10,9 +10,6 @@
 namespace isobatch {
 namespace {
 
-// Positions that a piece of attention's work should have at least: some microseconds.
-constexpr int64_t kPiecePositions = 1024;
-
 void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument("[engine] " + message);
 }
@@ -232,17 +229,14 @@ void Engine::prepare_step(const StepArrays& step) {
     last_position = std::max(last_position, step.positions[step.row_starts[row + 1] - 1]);
   }
   max_chunks_ = last_position / kAttentionChunk + 1;
-  int64_t positions = 0;
-  for (int i = 0; i < step.tokens; i++) positions += step.positions[i] + 1;
   const int items = step.tokens * config_.num_kv_heads, group = config_.num_heads / config_.num_kv_heads;
   by_chunks_ = pool_.size() > 1 && unit_.rows->attention_chunk && max_chunks_ > 1 && items < 4 * pool_.size();
-  // Behind long contexts one item at a time: whoever took several last would keep the other threads waiting in every layer.
-  attention_piece_ = std::clamp((int)(kPiecePositions * step.tokens / positions), 1, piece(items));
+  tile_attention();
   if (by_chunks_) {
     partials_.ensure((size_t)items * max_chunks_ * group * attention_partial_floats(config_.head_dim) * sizeof(float));
     present_.resize((size_t)items * max_chunks_);
   }
-  size_t scratch = attention_scratch_floats(group, config_.head_dim);
+  size_t scratch = attention_scratch_floats(group, config_.head_dim, kMaxAttentionTokens);
   if (step.wanted_count > 0) scratch = std::max(scratch, (size_t)config_.vocab_size);
   for (AlignedBuffer& buffer : scratch_) buffer.ensure(scratch * sizeof(float));
   int dense_width = 0;

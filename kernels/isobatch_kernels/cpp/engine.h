@@ -48,6 +48,11 @@ struct Op {
   int threshold_rows = 0;                      // of the policy kThreshold: most rows that take the GEMV
 };
 
+// Tokens of one row whose attention is computed together.
+struct AttentionTile {
+  int token, count;
+};
+
 // A per-token buffer: fp32 rows, or quantised activations in blocks.
 struct Buffer {
   int width = 0, block = 0;
@@ -120,6 +125,7 @@ class Engine {
   void attention(const Op& op, WorkCounter& work, WorkCounter& merge, int thread);
   void attention_by_chunks(const Op& op, WorkCounter& work, WorkCounter& merge, float* scratch);
   AttentionArgs attention_args(const Op& op, int token, int kv_head) const;
+  void tile_attention();
   void statistics(int index, WorkCounter& work, int thread);
   ActView view(int buffer, int op_index) const;
   int rows_of(bool wanted_only) const { return wanted_only ? step_.wanted_count : step_.tokens; }
@@ -151,6 +157,7 @@ class Engine {
   AlignedBuffer float_rows_, float_sums_;
   AlignedBuffer partials_;
   std::vector<uint8_t> present_;
+  std::vector<AttentionTile> attention_tiles_;
   int attention_piece_ = 1;
   int max_chunks_ = 0;
   bool by_chunks_ = false;

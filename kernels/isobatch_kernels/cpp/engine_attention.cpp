@@ -6,6 +6,13 @@
 #include "engine.h"
 
 namespace isobatch {
+namespace {
+
+constexpr int kTilesPerThread = 12;
+// Positions that a piece of attention's work should have at least: some microseconds.
+constexpr int64_t kPiecePositions = 1024;
+
+}  // namespace
 
 void Engine::rope_write_kv(int index, WorkCounter& work) {
   const Op& op = ops_[index];
@@ -44,17 +51,46 @@ void Engine::attention(const Op& op, WorkCounter& work, WorkCounter& merge, int 
     attention_by_chunks(op, work, merge, scratch);
     return;
   }
-  const int kv_heads = config_.num_kv_heads, items = step_.tokens * kv_heads;
+  const int kv_heads = config_.num_kv_heads, items = (int)attention_tiles_.size() * kv_heads;
   const int group = config_.num_heads / kv_heads;
   const KvView& kv = kv_.layer(op.layer);
   // From the last token on: the longest contexts of a prefill first, so that threads end together.
   work.share(items, attention_piece_, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
-      const int item = items - 1 - i, token = item / kv_heads, kv_head = item % kv_heads;
-      float* out = buffers_[op.out].row(token) + (size_t)kv_head * group * config_.head_dim;
-      unit_.rows->attention(attention_args(op, token, kv_head), kv, out, config_.head_dim, scratch);
+      const int item = items - 1 - i, kv_head = item % kv_heads;
+      const AttentionTile tile = attention_tiles_[item / kv_heads];
+      AttentionArgs args[kMaxAttentionTokens];
+      float* out[kMaxAttentionTokens];
+      for (int t = 0; t < tile.count; t++) {
+        args[t] = attention_args(op, tile.token + t, kv_head);
+        out[t] = buffers_[op.out].row(tile.token + t) + (size_t)kv_head * group * config_.head_dim;
+      }
+      if (tile.count > 1) {
+        unit_.rows->attention_tokens(args, tile.count, kv, out, config_.head_dim, scratch);
+      } else {
+        unit_.rows->attention(args[0], kv, out[0], config_.head_dim, scratch);
+      }
     }
   });
+}
+
+// Tokens of one row share keys and values; tiles are small enough that every thread has many.
+void Engine::tile_attention() {
+  const int fewest = pool_.size() * kTilesPerThread;
+  const int most = std::clamp(step_.tokens * config_.num_kv_heads / fewest, 1, kMaxAttentionTokens);
+  const int count = unit_.rows->attention_tokens ? most : 1;
+  attention_tiles_.clear();
+  int64_t positions = 0;
+  for (int row = 0; row < step_.rows; row++) {
+    const int end = step_.row_starts[row + 1];
+    for (int token = step_.row_starts[row]; token < end; token += count) {
+      attention_tiles_.push_back({token, std::min(count, end - token)});
+    }
+    for (int token = step_.row_starts[row]; token < end; token++) positions += step_.positions[token] + 1;
+  }
+  // Behind long contexts one item at a time: whoever took several last would keep the other threads waiting in every layer.
+  const int tiles = (int)attention_tiles_.size();
+  attention_piece_ = std::clamp((int)(kPiecePositions * tiles / positions), 1, piece(tiles * config_.num_kv_heads));
 }
 
 void Engine::attention_by_chunks(const Op& op, WorkCounter& work, WorkCounter& merge, float* scratch) {

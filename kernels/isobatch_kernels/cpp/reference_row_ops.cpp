@@ -101,7 +101,7 @@ void statistics(float* logits, int V, const StatisticsArgs& args, StatisticsResu
 // Attention by chunks is a way to share work, not part of the definition: absent here.
 const RowOps* reference_row_ops() {
   static const RowOps table{"reference", quantize, norm_quantize, norm,    gate_quantize, gate,
-                            rope_query,  write_kv, attention,     nullptr, nullptr,       statistics};
+                            rope_query,  write_kv, attention,     nullptr, nullptr, nullptr,      statistics};
   return &table;
 }
 

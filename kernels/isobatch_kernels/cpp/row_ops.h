@@ -4,6 +4,8 @@
 
 namespace isobatch {
 
+constexpr int kMaxAttentionTokens = 8;
+
 // The only block size of the cache that attention knows: 16 keys of one dimension fill a vector.
 constexpr int kCacheBlock = 16;
 
@@ -34,6 +36,9 @@ struct RowOps {
   // All chunks of one token and one key/value head; out: (group, head_dim), out_stride apart.
   // scratch: at least attention_scratch_floats(group, head_dim) floats.
   void (*attention)(const AttentionArgs& args, const KvView& kv, float* out, int out_stride, float* scratch);
+  // The same for up to kMaxAttentionTokens tokens of one sequence and one key/value head, each with its own positions; scratch for
+  // so many. Null where there is no gain.
+  void (*attention_tokens)(const AttentionArgs* tokens, int count, const KvView& kv, float* const* out, int out_stride, float* scratch);
   // One chunk only: partials, `group` of them, attention_partial_floats(head_dim) floats each.
   // Returns false for an empty chunk (nothing visible), whose partials are then not written.
   bool (*attention_chunk)(const AttentionArgs& args, const KvView& kv, int chunk, float* partials, float* scratch);
@@ -44,8 +49,8 @@ struct RowOps {
   void (*statistics)(float* logits, int V, const StatisticsArgs& args, StatisticsResult& result, float* scratch);
 };
 
-static inline size_t attention_scratch_floats(int group, int head_dim) {
-  return (size_t)group * (256 + 64) + (size_t)group * (2 + head_dim) * 2 + 1024;
+static inline size_t attention_scratch_floats(int group, int head_dim, int tokens = 1) {
+  return (size_t)group * (256 + 64) + (size_t)group * (2 + head_dim) * (1 + tokens) + 1024;
 }
 
 // Tables. scalar_row_ops is portable C++; the others are null where they are not compiled in.

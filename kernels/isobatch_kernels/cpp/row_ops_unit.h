@@ -14,8 +14,8 @@ namespace isobatch::ISOBATCH_UNIT {
 namespace {
 
 constexpr RowOps row_ops_table(const char* name) {
-  return {name,       quantize, norm_quantize, norm,            gate_quantize,   gate,
-          rope_query, write_kv, attention,     attention_chunk, attention_merge, statistics};
+  return {name,      quantize,  norm_quantize,    norm,            gate_quantize,   gate,      rope_query,
+          write_kv,  attention, attention_tokens, attention_chunk, attention_merge, statistics};
 }
 
 }  // namespace
