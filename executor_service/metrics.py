@@ -40,6 +40,7 @@ from the end of that one.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -52,18 +53,20 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.registry import Collector
 
 from executor_service.engine.capabilities import KV_CLASS
-from executor_service.engine.step_request import MAX_STEPS_IN_FLIGHT, Outcome, RowOutcome
+from executor_service.engine.step_request import MAX_STEPS_IN_FLIGHT, Outcome
 from executor_service.profile_metrics import ProfileMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from executor_service.engine.capabilities import Capabilities, SelfTestResult
     from executor_service.engine.step_request import StepAnswer, StepRequest
     from executor_service.engine.weight_bytes import WeightBytes
     from executor_service.kv_cache.manager import KvOccupancy
+    from isobatch_kernels.step import PathCount
 
 PATHS: Final[Mapping[str, tuple[str, ...]]] = {
     "embed": ("other",),
@@ -95,6 +98,22 @@ _PHASE_SECONDS: Final = (
 _COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
+class _BeforePage(Collector):
+    """Has no metrics of its own, and does something before others show theirs."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def describe(self) -> tuple[()]:
+        """Return nothing: it is asked when it is registered."""
+        return ()
+
+    def collect(self) -> tuple[()]:
+        """Act, and return nothing."""
+        self._act()
+        return ()
+
+
 class Metrics:
     """All metrics in one registry of their own."""
 
@@ -104,6 +123,8 @@ class Metrics:
         # A line of creation time beside each counter would double the page.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
+        # First, so that what it puts in shows on the page that asks.
+        registry.register(_BeforePage(self._count_paths))
         ProcessCollector(registry=registry)
         model, build = capabilities.model, capabilities.build
         model_id = model.model_id
@@ -190,6 +211,9 @@ class Metrics:
         ).labels(build.version, build.device, build.unit, build.mlx_version).set(1)
         self._blocks["free"].set(model.num_blocks)
         self.profile = ProfileMetrics(registry, model_id, capabilities.profile)
+        self._paths_lock = threading.Lock()
+        self._last_paths: tuple[PathCount, ...] = ()
+        self._num_last_paths = 0
         self._last_answers: deque[StepAnswer] = deque(maxlen=MAX_STEPS_IN_FLIGHT)
 
     def observe_occupancy(self, counts: KvOccupancy) -> None:
@@ -216,24 +240,42 @@ class Metrics:
         self._tokens.observe(len(request.token_ids))
         self._positions.inc(len(request.token_ids))
         self._step_rows.observe(len(request.sequence_ids))
-        single = int((request.num_tokens == 1).sum())
-        several = len(request.num_tokens) - single
+        num_rows = len(request.sequence_ids)
+        single, several = num_rows, 0
+        if len(request.token_ids) != num_rows:
+            single = int((request.num_tokens == 1).sum())
+            several = num_rows - single
         phase = "mixed" if single and several else "prefill" if several else "decode"
         self._forward[phase].observe(results.forward_ns * 1e-9)
         if phase == "decode":
             self.profile.observe_decode(request, results.forward_ns + results.statistics_ns)
         has_wanted = len(request.wanted) > 0
         self._bytes_read.inc(self._weight_bytes.of_step(has_wanted=has_wanted))
-        self._non_finite.inc(int((results.row_outcomes == RowOutcome.NON_FINITE).sum()))
-        for count in results.paths:
+        if results.non_finite_details:
+            self._non_finite.inc(len(results.non_finite_details))
+        with self._paths_lock:
+            # Steps of one size dispatch the same kernels.
+            if results.paths == self._last_paths:
+                self._num_last_paths += 1
+                return
+        self._count_paths()
+        with self._paths_lock:
+            self._last_paths, self._num_last_paths = tuple(results.paths), 1
+
+    def _count_paths(self) -> None:
+        """Count the kernels of the last steps: when these change, or somebody looks."""
+        with self._paths_lock:
+            paths, num_steps = self._last_paths, self._num_last_paths
+            self._num_last_paths = 0
+        for count in paths if num_steps else ():
             key = (count.op, count.path, count.unit)
             pair = self._kernels.get(key)
             if pair is None:
                 # A backend may mix units; the set of triples stays small, as all are enums.
                 pair = (self._dispatches.labels(*key), self._rows.labels(*key))
                 self._kernels[key] = pair
-            pair[0].inc(count.dispatches)
-            pair[1].inc(count.rows)
+            pair[0].inc(num_steps * count.dispatches)
+            pair[1].inc(num_steps * count.rows)
 
     def _observe_phases(self, answer: StepAnswer, total_ns: int) -> None:
         results = answer.results

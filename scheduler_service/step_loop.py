@@ -9,6 +9,8 @@ runs (`core.ahead`), so that the executor never waits for this process.
 Requests come and go by `LiveRequests`, at any `await` of the loop.
 """
 
+from __future__ import annotations
+
 import asyncio
 import math
 import time
@@ -300,7 +302,8 @@ class StepLoop:
                 counts = self.speculator.learn(batch, sampled.rows, seconds)
                 count_drafts(counts, self._totals, self._metrics)
         self._sent.popleft()
-        self._metrics.vain_rows.inc(self.state.num_vain_rows - num_vain_rows)
+        if self.state.num_vain_rows != num_vain_rows:
+            self._metrics.vain_rows.inc(self.state.num_vain_rows - num_vain_rows)
         self.has_progressed = True
         self._counter.put(
             batch if reply.answer else None, clock.times(answered), reply.executor_seconds
