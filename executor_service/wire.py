@@ -109,7 +109,6 @@ def read_step(step: pb.Step) -> StepRequest:
         step.row_generations,
         step.row_num_tokens,
         step.row_token_sources,
-        step.row_source_steps,
         step.row_source_wanted,
     )
     questions = _read_questions(
@@ -123,6 +122,8 @@ def read_step(step: pb.Step) -> StepRequest:
         step.edit_ids,
         step.edit_values,
     )
+    # Where no row takes its token from a step, this array and `row_source_wanted` may be left out.
+    read = _required if rows.has_outputs else _optional
     num_rows, num_wanted = len(rows.sequence_ids), len(questions.wanted)
     return StepRequest(
         step_id=step.step_id,
@@ -133,7 +134,7 @@ def read_step(step: pb.Step) -> StepRequest:
         start_positions=_array("row_start_positions", step.row_start_positions, _I32, num_rows),
         num_tokens=rows.num_tokens,
         sources=rows.sources,
-        source_steps=rows.source_steps,
+        source_steps=read("row_source_steps", step.row_source_steps, _U64, num_rows, 0),
         source_wanted=rows.source_wanted,
         token_ids=_array("token_ids", step.token_ids, _I32),
         wanted=questions.wanted,
@@ -155,8 +156,8 @@ class _Rows(NamedTuple):
     generations: npt.NDArray[np.uint32]
     num_tokens: Int32
     sources: npt.NDArray[np.uint8]
-    source_steps: npt.NDArray[np.uint64]
     source_wanted: Int32
+    has_outputs: bool
 
 
 class _Questions(NamedTuple):
@@ -178,22 +179,20 @@ def _read_rows(
     generations: bytes,
     num_tokens: bytes,
     sources: bytes,
-    source_steps: bytes,
     source_wanted: bytes,
 ) -> _Rows:
     ids = _array("row_sequence_ids", sequence_ids, _U64)
     count = len(ids)
     kinds = _optional("row_token_sources", sources, _U8, count, Source.LITERAL)
-    # Without outputs as sources the two arrays may be left out, and only then.
-    is_literal = Source.STEP_OUTPUT not in kinds.tobytes()
-    read = _optional if is_literal else _required
+    has_outputs = Source.STEP_OUTPUT in kinds.tobytes()
+    read = _required if has_outputs else _optional
     return _Rows(
         sequence_ids=ids,
         generations=_array("row_generations", generations, _U32, count),
         num_tokens=_array("row_num_tokens", num_tokens, _I32, count),
         sources=kinds,
-        source_steps=read("row_source_steps", source_steps, _U64, count, 0),
         source_wanted=read("row_source_wanted", source_wanted, _I32, count, 0),
+        has_outputs=has_outputs,
     )
 
 

@@ -18,10 +18,10 @@ from executor_service.engine.step_in_flight import StepInFlight
 from executor_service.engine.step_records import record_provenance, share, taint
 from executor_service.engine.step_request import MAX_STEPS_IN_FLIGHT, Outcome, StepAnswer
 from executor_service.engine.step_tokens import (
+    ChosenTokens,
     SourceNotComputedError,
     backend_sources,
     check_sources,
-    chosen_token,
     has_sources,
     with_outputs,
 )
@@ -30,7 +30,7 @@ from executor_service.errors import StepOutOfOrderError
 if TYPE_CHECKING:
     from executor_service.engine.model_runner import ModelRunner
     from executor_service.engine.open_sequences import OpenSequences
-    from executor_service.engine.step_request import Int32, Limits, StepRequest, StepResults
+    from executor_service.engine.step_request import Int32, Limits, StepRequest
     from executor_service.kv_cache.manager import KvCacheManager
 
 
@@ -50,7 +50,7 @@ class SessionSteps:
         self._checker = StepChecker(limits)
         self._last_step_id = 0  # begun
         # The last computed step, whose tokens the next may take.
-        self._last: tuple[StepRequest, StepResults] | None = None
+        self._chosen: ChosenTokens | None = None
         self._begun: deque[StepInFlight] = deque()
         self._answers: deque[StepAnswer] = deque(maxlen=MAX_STEPS_IN_FLIGHT)
         self._finished_ns = 0
@@ -60,7 +60,7 @@ class SessionSteps:
         self._last_step_id = 0
         self._begun.clear()
         self._answers.clear()
-        self._last = None
+        self._chosen = None
         self._runner.forget()
 
     def begin(self, request: StepRequest, arrived_ns: int) -> StepInFlight:
@@ -132,13 +132,11 @@ class SessionSteps:
             check_sources(request, before.request)
             step.has_unknown_tokens = True
             return backend_sources(request)
-        step.token_ids, step.poisoned = with_outputs(request, self._chosen, refused)
+        step.token_ids, step.poisoned = with_outputs(request, self._chosen_token, refused)
         return None
 
-    def _chosen(self, step_id: int, wanted_index: int) -> int | None:
-        if self._last is None or self._last[0].step_id != step_id:
-            return None
-        return chosen_token(*self._last, wanted_index)
+    def _chosen_token(self, step_id: int, wanted_index: int) -> int | None:
+        return None if self._chosen is None else self._chosen.of(step_id, wanted_index)
 
     def _without_results(self, step: StepInFlight, outcome: Outcome, started: int) -> None:
         step.answer = StepAnswer(
@@ -182,10 +180,10 @@ class SessionSteps:
         if pending is None:
             raise AssertionError(f"[step] step {request.step_id} must be submitted, got another")
         if step.has_unknown_tokens:
-            step.token_ids, step.poisoned = with_outputs(request, self._chosen)
+            step.token_ids, step.poisoned = with_outputs(request, self._chosen_token)
         results = self._runner.finish(request, pending)
         results = taint(step.rows, results, step.poisoned)
-        self._last = request, results
+        self._chosen = ChosenTokens(request, results)
         handle = record_provenance(self._cache, request, step.tables, results)
         if self._cache.index is not None:
             share(self._cache, request, step.rows, step.ends, step.token_ids)

@@ -24,21 +24,41 @@ _NON_FINITE = np.uint8(RowOutcome.NON_FINITE)
 _CHOOSES = int(Stat.ARGMAX | Stat.QUANTILE)
 
 
-def chosen_token(request: StepRequest, results: StepResults, wanted_index: int) -> int | None:
-    """Return the token that a computed step chose at a wanted position.
+class ChosenTokens:
+    """The tokens that a computed step chose, by wanted position."""
 
-    -1 where that row was not finite; None when the step chose nothing there.
-    """
-    if not 0 <= wanted_index < len(request.wanted):
-        return None
-    if not int(request.statistics[wanted_index]) & _CHOOSES:
-        return None
-    row = np.searchsorted(np.cumsum(request.num_tokens), request.wanted[wanted_index], side="right")
-    if results.row_outcomes[row] == _NON_FINITE:
-        return -1
-    # Draws win over the argmax: who asks for both samples and reports.
-    quantile_id = int(results.quantile_ids[wanted_index])
-    return quantile_id if quantile_id >= 0 else int(results.argmax_ids[wanted_index])
+    def __init__(self, request: StepRequest, results: StepResults) -> None:
+        self.step_id = request.step_id
+        self._request = request
+        self._results = results
+        # Taken apart when the first is asked for.
+        self._ids: list[int | None] | None = None
+
+    def of(self, step_id: int, wanted_index: int) -> int | None:
+        """Return the token; -1 where its row was not finite, None where none was chosen."""
+        if step_id != self.step_id:
+            return None
+        if self._ids is None:
+            self._ids = _chosen_ids(self._request, self._results)
+        return self._ids[wanted_index] if 0 <= wanted_index < len(self._ids) else None
+
+
+def _chosen_ids(request: StepRequest, results: StepResults) -> list[int | None]:
+    ids: list[int | None] = [
+        # Draws win over the argmax: who asks for both samples and reports.
+        (quantile_id if quantile_id >= 0 else argmax_id) if asked & _CHOOSES else None
+        for asked, quantile_id, argmax_id in zip(
+            request.statistics.tolist(),
+            results.quantile_ids.tolist(),
+            results.argmax_ids.tolist(),
+            strict=True,
+        )
+    ]
+    if results.non_finite_details:
+        rows = np.searchsorted(np.cumsum(request.num_tokens), request.wanted, side="right")
+        for index in np.flatnonzero(results.row_outcomes[rows] == _NON_FINITE).tolist():
+            ids[index] = None if ids[index] is None else -1
+    return ids
 
 
 class SourceNotComputedError(Exception):
@@ -82,10 +102,19 @@ def with_outputs(
     InvalidStepError for a token that is not known.
     """
     token_ids = request.token_ids.copy()
-    starts = _starts(request)
+    is_single = len(token_ids) == len(request.num_tokens)
+    starts = None if is_single else _starts(request).tolist()
     poisoned: list[int] = []
-    for row in _rows(request).tolist():
-        step_id, index = int(request.source_steps[row]), int(request.source_wanted[row])
+    for row, (kind, step_id, index) in enumerate(
+        zip(
+            request.sources.tolist(),
+            request.source_steps.tolist(),
+            request.source_wanted.tolist(),
+            strict=True,
+        )
+    ):
+        if kind != _STEP_OUTPUT:
+            continue
         if step_id in refused:
             raise SourceNotComputedError
         token = chosen(step_id, index)
@@ -93,7 +122,7 @@ def with_outputs(
             raise _unknown(step_id, index)
         if token < 0:
             poisoned.append(row)
-        token_ids[starts[row]] = max(token, 0)
+        token_ids[row if starts is None else starts[row]] = max(token, 0)
     return token_ids, poisoned
 
 
