@@ -36,7 +36,7 @@ void work_is_shared_once(int threads) {
   for (int total : {0, 1, 7, 100, 1001}) {
     for (int piece : {0, 1, 8, 5000}) {
       std::vector<int> taken(total);
-      counter.next.store(0);
+      counter.reset();
       pool.run([&](int) {
         counter.share(total, piece, [&](int begin, int end) {
           for (int i = begin; i < end; i++) taken[i]++;
@@ -46,6 +46,54 @@ void work_is_shared_once(int threads) {
     }
   }
   expect(right, "work shared by " + std::to_string(threads) + " threads");
+}
+
+// Plain memory on purpose, as above: what one piece wrote is read after the share.
+void shared_work_orders_memory(int threads, int runs) {
+  ThreadPool pool(threads);
+  constexpr int kOps = 6, kTotal = 40;
+  std::vector<WorkCounter> counters(kOps);
+  std::vector<int64_t> values(kTotal);
+  bool right = true;
+  for (int run = 0; run < runs; run++) {
+    for (WorkCounter& counter : counters) counter.reset();
+    for (int i = 0; i < kTotal; i++) values[i] = i;
+    pool.run([&](int) {
+      for (int op = 0; op < kOps; op++) {
+        // Half of the values are made of the other half, in turns.
+        const int own = op % 2, other = 1 - own;
+        pool.share(counters[op], kTotal / 2, 1 + op, [&](int begin, int end) {
+          for (int i = begin; i < end; i++) values[2 * i + own] += values[2 * ((i + 7) % (kTotal / 2)) + other];
+        });
+      }
+    });
+    std::vector<int64_t> expected(kTotal);
+    for (int i = 0; i < kTotal; i++) expected[i] = i;
+    for (int op = 0; op < kOps; op++) {
+      for (int i = 0; i < kTotal / 2; i++) {
+        expected[2 * i + op % 2] += expected[2 * ((i + 7) % (kTotal / 2)) + 1 - op % 2];
+      }
+    }
+    right = right && values == expected;
+  }
+  expect(right, "work in turns by " + std::to_string(threads) + " threads");
+}
+
+// A thread that does not get its core finds everything done and holds nobody up.
+void a_late_thread_holds_nobody_up() {
+  ThreadPool pool(2);
+  std::vector<WorkCounter> counters(50);
+  std::atomic<bool> is_done{false};
+  int seen = 0;
+  pool.run([&](int thread) {
+    // It comes when all is done; were it waited for, this would never end.
+    while (thread == 1 && !is_done.load()) std::this_thread::yield();
+    for (WorkCounter& counter : counters) {
+      pool.share(counter, 9, 2, [&](int begin, int end) { seen += end - begin; });
+    }
+    if (thread == 0) is_done.store(true);
+  });
+  expect(seen == 50 * 9, "all the work is done by the thread that is there");
 }
 
 // Threads that went to sleep wake up, for work and for the end.
@@ -72,7 +120,9 @@ void test_pool() {
   for (int threads : {1, 2, 3, 8}) {
     barriers_order_memory(threads, threads == 2 ? 400 : 60);
     work_is_shared_once(threads);
+    shared_work_orders_memory(threads, threads == 2 ? 400 : 60);
   }
+  a_late_thread_holds_nobody_up();
   sleepers_wake();
 }
 

@@ -248,7 +248,7 @@ void Engine::prepare_step(const StepArrays& step) {
     dense_powers_.ensure((size_t)step.tokens * sizeof(float));
   }
   prepare_float_rows(step);
-  for (size_t i = 0; i < 2 * ops_.size(); i++) counters_[i].next.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < 2 * ops_.size(); i++) counters_[i].reset();
 }
 
 void Engine::finish_step(const StepArrays& step) {
@@ -269,7 +269,7 @@ void Engine::run_thread(int thread) {
   ScopedFloatMode mode(flush_subnormals_);
   for (int i = 0; i < (int)ops_.size(); i++) {
     if (thread == 0 && ops_[i].kind == OpKind::kRowStatistics) statistics_start_ = now_ns();
-    if (run_op(i, thread)) pool_.barrier();
+    run_op(i, thread);
   }
 }
 

@@ -111,7 +111,7 @@ class Engine {
   void prepare_step(const StepArrays& step);
   void finish_step(const StepArrays& step);
   void run_thread(int thread);
-  bool run_op(int index, int thread);
+  void run_op(int index, int thread);
   void embed(const Op& op, WorkCounter& work);
   void norm(int index, WorkCounter& work);
   void quantize(int index, WorkCounter& work);

@@ -20,7 +20,7 @@ void Engine::rope_write_kv(int index, WorkCounter& work) {
   const KvView& kv = kv_.layer(op.layer);
   const RopeArgs rope{rope_table_.data(), config_.rotary_dim, config_.rope_interleaved};
   const int heads = config_.num_heads * config_.head_dim, kv_width = config_.num_kv_heads * config_.head_dim;
-  work.share(step_.tokens, piece(step_.tokens), [&](int begin, int end) {
+  pool_.share(work, step_.tokens, piece(step_.tokens), [&](int begin, int end) {
     for (int m = begin; m < end; m++) {
       float *q = qkv.row(m), *k = q + heads, *v = k + kv_width;
       const int position = step_.positions[m];
@@ -55,7 +55,7 @@ void Engine::attention(const Op& op, WorkCounter& work, WorkCounter& merge, int 
   const int group = config_.num_heads / kv_heads;
   const KvView& kv = kv_.layer(op.layer);
   // From the last token on: the longest contexts of a prefill first, so that threads end together.
-  work.share(items, attention_piece_, [&](int begin, int end) {
+  pool_.share(work, items, attention_piece_, [&](int begin, int end) {
     for (int i = begin; i < end; i++) {
       const int item = items - 1 - i, kv_head = item % kv_heads;
       const AttentionTile tile = attention_tiles_[item / kv_heads];
@@ -98,15 +98,14 @@ void Engine::attention_by_chunks(const Op& op, WorkCounter& work, WorkCounter& m
   const int group = config_.num_heads / kv_heads;
   const size_t partial = attention_partial_floats(config_.head_dim);
   const KvView& kv = kv_.layer(op.layer);
-  work.share(items * chunks, 1, [&](int i, int) {
+  pool_.share(work, items * chunks, 1, [&](int i, int) {
     const int item = i / chunks, chunk = i % chunks, token = item / kv_heads;
     const AttentionArgs args = attention_args(op, token, item % kv_heads);
     float* out = partials_.as<float>() + (size_t)i * group * partial;
     const bool reached = (int64_t)chunk * kAttentionChunk <= args.position;
     present_[i] = reached && unit_.rows->attention_chunk(args, kv, chunk, out, scratch);
   });
-  pool_.barrier();
-  merge.share(items * group, 1, [&](int i, int) {
+  pool_.share(merge, items * group, 1, [&](int i, int) {
     const int item = i / group, head = i % group, token = item / kv_heads, kv_head = item % kv_heads;
     std::vector<const float*> parts(chunks);
     for (int chunk = 0; chunk < chunks; chunk++) {

@@ -32,15 +32,14 @@ void Engine::float_linear(int index, const LinearOutput& out, WorkCounter& prepa
   rows.P = gemv ? 1 : float_panel_rows(rows.M, ops.panel_rows);
   rows.x = float_rows_.as<float>();
   rows.sums = gemv && quantized ? float_sums_.as<float>() : nullptr;
-  prepare.share(rows.M, piece(rows.M), [&](int begin, int end) {
+  pool_.share(prepare, rows.M, piece(rows.M), [&](int begin, int end) {
     for (int m = begin; m < end; m++) {
       if (!ops.prepare(x.row(m), rows, m) && flags[m] == 0) flags[m] = 1 + (uint32_t)index;
     }
   });
-  pool_.barrier();
   int tiles = 0;
   for (int weight : op.weights) tiles += weights_[weight].tiles();
-  work.share(tiles, piece(tiles), [&](int begin, int end) {
+  pool_.share(work, tiles, piece(tiles), [&](int begin, int end) {
     int first = 0;
     LinearOutput part = out;
     for (int weight : op.weights) {

@@ -14,13 +14,13 @@ void record(uint32_t& word, int op_index) {
 
 }  // namespace
 
-// False where nothing was done, so that no thread needs to wait.
-bool Engine::run_op(int index, int thread) {
+// Returns when the whole op is done.
+void Engine::run_op(int index, int thread) {
   const Op& op = ops_[index];
   WorkCounter &work = counters_[2 * index], &second = counters_[2 * index + 1];
-  if (step_.wanted_count == 0 && (op.wanted_only || op.kind == OpKind::kRowStatistics)) return false;
+  if (step_.wanted_count == 0 && (op.wanted_only || op.kind == OpKind::kRowStatistics)) return;
   switch (op.kind) {
-    case OpKind::kNothing: return false;
+    case OpKind::kNothing: break;
     case OpKind::kEmbed: embed(op, work); break;
     case OpKind::kNormQuantize: norm(index, work); break;
     case OpKind::kQuantize: quantize(index, work); break;
@@ -30,13 +30,12 @@ bool Engine::run_op(int index, int thread) {
     case OpKind::kGateQuantize: gate(index, work); break;
     case OpKind::kRowStatistics: statistics(index, work, thread); break;
   }
-  return true;
 }
 
 void Engine::embed(const Op& op, WorkCounter& work) {
   const Weight& w = weights_[op.weights[0]];
   const Buffer& out = buffers_[op.out];
-  work.share(step_.tokens, piece(step_.tokens), [&](int begin, int end) {
+  pool_.share(work, step_.tokens, piece(step_.tokens), [&](int begin, int end) {
     for (int m = begin; m < end; m++) {
       if (w.quantized) embed_quantized(w.quantized->view, step_.token_ids[m], out.row(m));
       else embed_dense(w.dense->view, step_.token_ids[m], out.row(m));
@@ -50,7 +49,7 @@ void Engine::norm(int index, WorkCounter& work) {
   const bool gather = out.wanted_only && !x.wanted_only;
   const int rows = rows_of(out.wanted_only);
   const ActView view = out.block ? this->view(op.out, index) : ActView{};
-  work.share(rows, piece(rows), [&](int begin, int end) {
+  pool_.share(work, rows, piece(rows), [&](int begin, int end) {
     for (int m = begin; m < end; m++) {
       const float* row = x.row(gather ? step_.wanted[m] : m);
       if (out.block) unit_.rows->norm_quantize(row, op.vector.data(), op.epsilon, view, m);
@@ -62,7 +61,7 @@ void Engine::norm(int index, WorkCounter& work) {
 void Engine::quantize(int index, WorkCounter& work) {
   const Op& op = ops_[index];
   const ActView view = this->view(op.out, index);
-  work.share(view.M, piece(view.M), [&](int begin, int end) {
+  pool_.share(work, view.M, piece(view.M), [&](int begin, int end) {
     for (int m = begin; m < end; m++) unit_.rows->quantize(buffers_[op.x].row(m), view, m);
   });
 }
@@ -72,7 +71,7 @@ void Engine::gate(int index, WorkCounter& work) {
   const Buffer& out = buffers_[op.out];
   const int rows = rows_of(out.wanted_only);
   const ActView view = out.block ? this->view(op.out, index) : ActView{};
-  work.share(rows, piece(rows), [&](int begin, int end) {
+  pool_.share(work, rows, piece(rows), [&](int begin, int end) {
     for (int m = begin; m < end; m++) {
       const float *gate = buffers_[op.x].row(m), *up = gate + out.width;
       if (out.block) unit_.rows->gate_quantize(gate, up, view, m);
@@ -104,7 +103,7 @@ void Engine::linear(int index, WorkCounter& prepare, WorkCounter& work) {
   const ActView x = view(op.x, index);
   int tiles = 0;
   for (int weight : op.weights) tiles += weights_[weight].tiles();
-  work.share(tiles, piece(tiles), [&](int begin, int end) {
+  pool_.share(work, tiles, piece(tiles), [&](int begin, int end) {
     int first = 0;
     LinearOutput part = out;
     for (int weight : op.weights) {
@@ -126,17 +125,16 @@ void Engine::dense_linear(int index, const LinearOutput& out, WorkCounter& prepa
   std::vector<uint32_t>& flags = x.wanted_only ? wanted_non_finite_ : non_finite_;
   float *scaled = dense_rows_.as<float>(), *powers = dense_powers_.as<float>();
   const bool bfloat = weights_[op.weights[0]].dense->view.bfloat;
-  prepare.share(rows, piece(rows), [&](int begin, int end) {
+  pool_.share(prepare, rows, piece(rows), [&](int begin, int end) {
     for (int m = begin; m < end; m++) {
       if (!prepare_dense_row(x.row(m), x.width, bfloat, scaled + (size_t)m * x.width, powers + m)) record(flags[m], index);
     }
   });
-  pool_.barrier();
   // The reference prepares its rows by itself.
   const float* input = unit_.linears == reference_linear_ops() ? x.row(0) : scaled;
   int tiles = 0;
   for (int weight : op.weights) tiles += weights_[weight].tiles();
-  work.share(tiles, piece(tiles), [&](int begin, int end) {
+  pool_.share(work, tiles, piece(tiles), [&](int begin, int end) {
     int first = 0;
     LinearOutput part = out;
     for (int weight : op.weights) {
@@ -153,7 +151,7 @@ void Engine::dense_linear(int index, const LinearOutput& out, WorkCounter& prepa
 
 void Engine::statistics(int index, WorkCounter& work, int thread) {
   const Buffer& logits = buffers_[ops_[index].x];
-  work.share(step_.wanted_count, 1, [&](int m, int) {
+  pool_.share(work, step_.wanted_count, 1, [&](int m, int) {
     StatisticsArgs args{};
     const uint32_t bits = step_.statistics[m];
     args.normalizer = bits & kStatNormalizer;

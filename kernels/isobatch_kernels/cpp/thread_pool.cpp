@@ -65,6 +65,15 @@ void ThreadPool::worker(int thread) {
   }
 }
 
+void ThreadPool::wait_until_done(const std::atomic<int>& done, int total) {
+  while (done.load(std::memory_order_acquire) < total) {
+    const uint32_t completions = completions_.load();
+    // It may have been the last one before that look.
+    if (done.load(std::memory_order_acquire) >= total) return;
+    wait_while_equal(completions_, completions, kBarrierSpinMicroseconds);
+  }
+}
+
 void ThreadPool::wait_while_equal(const std::atomic<uint32_t>& word, uint32_t old, int spin_microseconds) {
   const auto start = std::chrono::steady_clock::now();
   const auto limit = std::chrono::microseconds(spin_microseconds);

@@ -102,9 +102,7 @@ def test_wrong_lengths_are_refused(field: str, value: bytes, match: str) -> None
 def test_output_sources_need_their_arrays() -> None:
     sources = bytes([1, 2])
     with pytest.raises(InvalidStepError, match="row_source_steps must have 2 elements, got 0"):
-        wire.read_step(
-            _step(row_token_sources=sources, row_source_wanted=_pack("<i4", 0, 1))
-        )
+        wire.read_step(_step(row_token_sources=sources, row_source_wanted=_pack("<i4", 0, 1)))
     with pytest.raises(InvalidStepError, match="row_source_wanted must have 2 elements, got 0"):
         wire.read_step(_step(row_token_sources=sources, row_source_steps=_pack("<u8", 0, 4)))
     request = wire.read_step(
