@@ -41,6 +41,11 @@ def self_test_of(asked_backend: str, asked_unit: str) -> SelfTest:
             if isinstance(backend, MetalBackend):
                 profile = backend.profile
                 return SelfTestResult(profile.tested_cases, profile.refused)
+        if unit == "cuda":
+            from isobatch_kernels.cuda_backend import CudaBackend
+
+            if isinstance(backend, CudaBackend):
+                return SelfTestResult(backend.tested_cases, ())
         if named not in ("", "auto") or unit not in FAST_UNITS:
             return SelfTestResult(num_cases=0, refused=())
         from isobatch_kernels.self_test import NUM_CASES  # needs the native module

@@ -1,29 +1,30 @@
 """Measures the CUDA backend on one NVIDIA GPU, against MLX and mlx-lm; needs no network.
 
-python kernels/benchmarks/bench_cuda.py --output docs/measurements/cuda.json
+python -m benchmarks.bench_cuda --output docs/measurements/cuda.json
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import platform
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
-from benchmarks.cuda_models import QWEN_05B, QWEN_7B
+from benchmarks.cuda_models import QWEN_05B, QWEN_7B, ModelShape
 from benchmarks.cuda_steps import compare_with_cpu, measure_steps
-from benchmarks.cuda_table import ROWS, copy_bandwidth, measure_linear
-from isobatch_kernels.cuda_backend import cuda_available
+from benchmarks.cuda_table import ROWS, measure_linear, measure_step_linears
+from benchmarks.cuda_timer import copy_bandwidth
+from isobatch_kernels.cuda.driver import DriverDevice, cuda_error
 
-_DEVICE = ("device_name", "architecture", "total_memory")
-PARTS = ("equality", "steps", "linears")
+PARTS = ("equality", "step_linears", "steps", "linears")
 STEP_ROWS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
+_PACKAGES = ("cuda-bindings", "nvidia-cuda-nvrtc", "mlx", "mlx-cuda-13", "mlx-lm", "numpy")
 
 
 def _version(name: str) -> str:
@@ -33,14 +34,41 @@ def _version(name: str) -> str:
         return "absent"
 
 
-def _environment() -> dict[str, Any]:
+def _environment(device: DriverDevice) -> dict[str, Any]:
     driver = Path("/proc/driver/nvidia/version")
     return {
-        "device": {name: str(mx.device_info()[name]) for name in _DEVICE},
+        "device": device.name,
+        "multiprocessors": device.chip.multiprocessors,
         "driver": driver.read_text().splitlines()[0] if driver.exists() else "unknown",
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("mlx", "mlx-cuda-13", "mlx-lm", "numpy")},
+        **{name: _version(name) for name in _PACKAGES},
     }
+
+
+class Report:
+    """What was measured, written again after every row."""
+
+    def __init__(self, path: Path) -> None:
+        """Writes to `path`."""
+        self.values: dict[str, Any] = {}
+        self._path = path
+
+    def put(self, name: str, value: Any) -> None:
+        """One value."""
+        self.values[name] = value
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self.values, indent=1) + "\n", encoding="utf-8")
+        print(name, value[-1] if isinstance(value, list) else value, flush=True)
+
+    def rows(self, name: str, rows: Callable[[], Iterable[dict[str, Any]]]) -> None:
+        """Rows as they come; what breaks ends its own part alone."""
+        found: list[dict[str, Any]] = []
+        try:
+            for row in rows():
+                found.append(row)
+                self.put(name, found)
+        except Exception:
+            self.put(f"{name}, broken", traceback.format_exc().splitlines())
 
 
 def main() -> int:
@@ -51,38 +79,55 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", choices=("0.5B", "7B"), default=["7B", "0.5B"])
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--step-rows", nargs="+", type=int, default=list(STEP_ROWS))
+    parser.add_argument("--no-peer", action="store_true", help="without MLX and mlx-lm")
     arguments = parser.parse_args()
-    if not cuda_available():
-        print("[bench_cuda] an NVIDIA GPU and MLX's CUDA build are needed, got none")
+    missing = cuda_error()
+    if missing is not None:
+        print(f"[bench_cuda] an NVIDIA GPU is needed, got {missing}")
         return 1
+    peer = not arguments.no_peer and importlib.util.find_spec("mlx_lm") is not None
     shapes = [shape for shape in (QWEN_7B, QWEN_05B) if shape.name in arguments.shapes]
-    report: dict[str, Any] = {"environment": _environment()}
-
-    def save() -> None:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-    print(report["environment"], flush=True)
-
-    def keep(name: str, rows: Iterable[dict[str, Any]]) -> None:
-        for row in rows:
-            report.setdefault(name, []).append(row)
-            print(name, row, flush=True)
-            save()
-
-    if "equality" in arguments.parts:
-        keep("equality", (compare_with_cpu(shape, 2) for shape in shapes))
-    report["copy_gb_s"] = round(copy_bandwidth())
-    print("copy GB/s", report["copy_gb_s"], flush=True)
-    for shape in shapes if "steps" in arguments.parts else ():
-        keep(f"steps of {shape.name}", measure_steps(shape, arguments.step_rows))
-        mx.clear_cache()
-    for shape in shapes if "linears" in arguments.parts else ():
-        for name, (inputs, outputs) in shape.linear_shapes.items():
-            keep(f"{name} of {shape.name}", measure_linear(inputs, outputs, arguments.rows))
-            mx.clear_cache()
-    save()
+    device, report = DriverDevice(), Report(arguments.output)
+    report.put("environment", _environment(device))
+    rates = copy_bandwidth(device)
+    report.put("copies_gb_s", rates)
+    report.put("copy_gb_s", max(rates.values()))
+    for part in arguments.parts:
+        for shape in shapes:
+            _run_part(part, shape, device, report, arguments, peer=peer)
     return 0
+
+
+def _run_part(
+    part: str,
+    shape: ModelShape,
+    device: DriverDevice,
+    report: Report,
+    arguments: argparse.Namespace,
+    *,
+    peer: bool,
+) -> None:
+    if part == "equality":
+        report.rows(f"equality of {shape.name}", lambda: [compare_with_cpu(shape, 2)])
+    elif part == "step_linears":
+        copy = report.values["copy_gb_s"]
+        few = [rows for rows in arguments.step_rows if rows <= 32]
+        report.rows(
+            f"linears of a step of {shape.name}",
+            lambda: measure_step_linears(device, shape, few, copy),
+        )
+    elif part == "steps":
+        report.rows(
+            f"steps of {shape.name}", lambda: measure_steps(shape, arguments.step_rows, peer=peer)
+        )
+    else:
+        for name, (inputs, outputs) in shape.linear_shapes.items():
+            report.rows(
+                f"{name} of {shape.name}",
+                lambda i=inputs, o=outputs: measure_linear(  # type: ignore[misc]
+                    device, i, o, arguments.rows, peer=peer
+                ),
+            )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Models of Qwen2.5's shapes with random weights, for mlx-lm and as a Program on them."""
+"""Models of Qwen2.5's shapes with random weights, as Programs."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
+import numpy.typing as npt
 
 from isobatch_kernels.program import (
     Buffer,
@@ -31,6 +30,7 @@ GROUP_SIZE: Final = 64
 BITS: Final = 4
 EPSILON: Final = 1e-6
 ROPE_BASE: Final = 1_000_000.0
+Vector = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,75 +69,45 @@ QWEN_7B: Final = ModelShape("7B", 3584, 18944, 28, 28, 4, 152064, tied=False)
 QWEN_05B: Final = ModelShape("0.5B", 896, 4864, 24, 14, 2, 151936, tied=True)
 
 
-def peer_model(shape: ModelShape, seed: int = 0) -> Any:
-    """mlx-lm's Qwen2 with random weights, 4 bits in groups of 64, fp16."""
-    qwen2 = importlib.import_module("mlx_lm.models.qwen2")
-    quantize: Any = nn.quantize  # type: ignore[attr-defined]
-    mx.random.seed(seed)
-    arguments = qwen2.ModelArgs(
-        model_type="qwen2",
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        intermediate_size=shape.inner,
-        num_attention_heads=shape.heads,
-        rms_norm_eps=EPSILON,
-        vocab_size=shape.vocabulary,
-        num_key_value_heads=shape.kv_heads,
-        rope_theta=ROPE_BASE,
-        tie_word_embeddings=shape.tied,
-    )
-    model = qwen2.Model(arguments)
-    model.set_dtype(mx.float16)
-    quantize(model, group_size=GROUP_SIZE, bits=BITS)
-    mx.eval(model.parameters())
-    return model
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    qkv: tuple[QuantizedWeight, ...]
+    qkv_bias: Vector
+    o: QuantizedWeight
+    gate_up: tuple[QuantizedWeight, ...]
+    down: QuantizedWeight
+    norms: tuple[Vector, Vector]  # before attention, and before the MLP
 
 
-def _weight(layer: Any, *, on_host: bool) -> QuantizedWeight:
-    packed, scales, biases = layer.weight, layer.scales, layer.biases
-    if on_host:
-        packed, scales, biases = np.array(packed), np.array(scales), np.array(biases)
-    return QuantizedWeight(packed, scales, biases, bits=BITS, group_size=GROUP_SIZE)
-
-
-def _vector(array: mx.array) -> Any:
-    return np.array(array.astype(mx.float32))
-
-
-def program_of(model: Any, shape: ModelShape, *, on_host: bool = False) -> Program:
-    """The Program of a peer model; `on_host` copies the weights to numpy for other backends."""
+def program_of(
+    shape: ModelShape,
+    embedding: QuantizedWeight,
+    head: QuantizedWeight,
+    last_norm: Vector,
+    layer: Callable[[int], LayerWeights],
+) -> Program:
+    """The Program of a model with these weights."""
     width = shape.heads * shape.head_dim
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    inner = model.model
-    embedding = _weight(inner.embed_tokens, on_host=on_host)
-    head = embedding if shape.tied else _weight(model.lm_head, on_host=on_host)
     ops: list[Op] = [Embed(embedding, "x")]
-    for index, layer in enumerate(inner.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    for index in range(shape.layers):
+        weights = layer(index)
         ops += [
-            NormQuantize("x", _vector(layer.input_layernorm.weight), EPSILON, "a"),
-            Linear(
-                "a",
-                tuple(_weight(p, on_host=on_host) for p in projections),
-                "qkv",
-                bias=np.concatenate([_vector(p.bias) for p in projections]),
-            ),
+            NormQuantize("x", weights.norms[0], EPSILON, "a"),
+            Linear("a", weights.qkv, "qkv", bias=weights.qkv_bias),
             RopeWriteKV("qkv", index),
             PagedAttention("qkv", index, "attention"),
             Quantize("attention", "o_in"),
-            Linear("o_in", (_weight(attention.o_proj, on_host=on_host),), "x", residual="x"),
-            NormQuantize("x", _vector(layer.post_attention_layernorm.weight), EPSILON, "a"),
-            Linear(
-                "a",
-                tuple(_weight(p, on_host=on_host) for p in (mlp.gate_proj, mlp.up_proj)),
-                "gate_up",
-            ),
+            Linear("o_in", (weights.o,), "x", residual="x"),
+            NormQuantize("x", weights.norms[1], EPSILON, "a"),
+            Linear("a", weights.gate_up, "gate_up"),
             GateQuantize("gate_up", "inner"),
-            Linear("inner", (_weight(mlp.down_proj, on_host=on_host),), "x", residual="x"),
+            Linear("inner", (weights.down,), "x", residual="x"),
         ]
     ops += [
-        NormQuantize("x", _vector(inner.norm.weight), EPSILON, "last", wanted_only=True),
+        NormQuantize("x", last_norm, EPSILON, "last", wanted_only=True),
         Linear("last", (head,), "logits", wanted_only=True),
         RowStatistics("logits"),
     ]
@@ -164,3 +134,38 @@ def program_of(model: Any, shape: ModelShape, *, on_host: bool = False) -> Progr
     )
     rope = RopeSpec(ROPE_BASE, shape.head_dim, interleaved=False)
     return Program(dimensions, rope, buffers, tuple(ops))
+
+
+def random_weight(rng: np.random.Generator, outputs: int, inputs: int) -> QuantizedWeight:
+    """4 bits in groups of 64, of a size that keeps activations near 1."""
+    packed = rng.integers(0, 2**32, (outputs, inputs // 8), dtype=np.uint32)
+    scales = rng.uniform(0.5, 1.5, (outputs, inputs // GROUP_SIZE)) * 0.2 / np.sqrt(inputs)
+    biases = scales * -7.5
+    return QuantizedWeight(
+        packed, scales.astype(np.float16), biases.astype(np.float16), BITS, GROUP_SIZE
+    )
+
+
+def random_program(shape: ModelShape, seed: int = 0) -> Program:
+    """A model whose layers have equal weights, each in memory of its own once they are packed."""
+    rng = np.random.default_rng(seed)
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    first = [
+        random_weight(rng, outputs, inputs)
+        for outputs, inputs in (
+            (qkv, shape.hidden),
+            (shape.hidden, shape.hidden),
+            (2 * shape.inner, shape.hidden),
+            (shape.hidden, shape.inner),
+        )
+    ]
+    bias = rng.standard_normal(qkv).astype(np.float32)
+    norm = rng.uniform(0.5, 1.5, shape.hidden).astype(np.float32)
+
+    def layer(_: int) -> LayerWeights:
+        own = [QuantizedWeight(w.packed, w.scales, w.biases, w.bits, w.group_size) for w in first]
+        return LayerWeights((own[0],), bias, own[1], (own[2],), own[3], (norm, norm))
+
+    embedding = random_weight(rng, shape.vocabulary, shape.hidden)
+    head = embedding if shape.tied else random_weight(rng, shape.vocabulary, shape.hidden)
+    return program_of(shape, embedding, head, norm, layer)

@@ -1,19 +1,18 @@
-"""Whole steps on the GPU: ours and mlx-lm's on the same weights, and equality with the CPU."""
+"""Whole steps on the GPU: ours, beside mlx-lm's on the same weights, and equality with the CPU."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
-from benchmarks.cuda_models import ModelShape, peer_model, program_of
+from benchmarks.cuda_models import ModelShape, random_program
 from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
+from isobatch_kernels.cuda.driver import DriverDevice
 from isobatch_kernels.cuda_backend import CudaBackend, CudaLimits
 from isobatch_kernels.dispatch import choose_unit
 from isobatch_kernels.step import Backend, Stat, StepInput
@@ -59,7 +58,7 @@ def _tables(rows: int, context: int) -> list[list[int]]:
     return [list(range(row * blocks, (row + 1) * blocks)) for row in range(rows)]
 
 
-def _median(run: Callable[[], None], warm: int, repeats: int) -> float:
+def _milliseconds(run: Callable[[], None], warm: int, repeats: int) -> float:
     """Median milliseconds of a call."""
     for _ in range(warm):
         run()
@@ -71,86 +70,85 @@ def _median(run: Callable[[], None], warm: int, repeats: int) -> float:
     return float(np.median(times)) * 1e3
 
 
-def _peer_decode(model: Any, shape: ModelShape, rows: int, context: int, steps: int) -> float:
-    """Milliseconds of a greedy step of mlx-lm, the next one queued before the last is read."""
-    cache_module = importlib.import_module("mlx_lm.models.cache")
-    caches = []
-    for _ in range(shape.layers):
-        cache = cache_module.KVCache()
-        size = (rows, shape.kv_heads, context + 256, shape.head_dim)
-        cache.keys, cache.values = (mx.zeros(size, dtype=mx.float16) for _ in range(2))
-        cache.offset = context
-        mx.eval(cache.keys, cache.values)
-        caches.append(cache)
-    token = mx.zeros((rows, 1), dtype=mx.int32)
-    times = []
-    for step in range(steps + 4):
-        start = time.perf_counter()
-        following = model(token, cache=caches)[:, -1].argmax(axis=-1, keepdims=True)
-        mx.async_eval(following)  # type: ignore[no-untyped-call]
-        np.array(token)
-        token = following
-        if step >= 4:
-            times.append(time.perf_counter() - start)
-    mx.eval(token)
-    return float(np.median(times)) * 1e3
-
-
-def measure_steps(shape: ModelShape, rows_of_512: Sequence[int]) -> Iterator[Row]:
-    """Decode steps at several row counts and contexts, and the prefill of 2,048 tokens."""
-    model = peer_model(shape)
-    most = max(rows_of_512)
-    cases = [*((rows, 512) for rows in rows_of_512), (1, 16384), (8, 16384)]
-    blocks = most * (-(-(512 + 64) // _BLOCK)) + 8 * (16384 // _BLOCK + 4)
-    limits = CudaLimits(blocks, _BLOCK, max(most, 8), 2048)
-    backend = CudaBackend(program_of(model, shape), limits)
-    for rows, context in cases:
-        step = make_step([1] * rows, [context] * rows, _tables(rows, context), shape.vocabulary)
-        decode = functools.partial(_run, backend, step)
-        ours, theirs = [], []
-        for _ in range(2):
-            ours.append(_median(decode, 3, 15))
-            theirs.append(_peer_decode(model, shape, rows, context, 15))
-        yield _row(f"decode at {context}", rows, ours, theirs)
-    prefill = functools.partial(
-        _run, backend, make_step([2048], [0], _tables(1, 2048), shape.vocabulary)
-    )
-    prompt = mx.zeros((1, 2048), dtype=mx.int32)
-    cache_module = importlib.import_module("mlx_lm.models.cache")
-
-    def peer_prefill() -> None:
-        mx.eval(model(prompt, cache=cache_module.make_prompt_cache(model))[:, -1])
-
-    ours, theirs = [], []
-    for _ in range(2):
-        ours.append(_median(prefill, 1, 3))
-        theirs.append(_median(peer_prefill, 1, 3))
-    yield _row("prefill", 2048, ours, theirs)
-    backend.close()
-
-
 def _run(backend: Backend, step: StepInput) -> None:
     backend.run(step)
 
 
+def measure_steps(
+    shape: ModelShape,
+    rows_of_512: Sequence[int],
+    contexts: Sequence[tuple[int, int]] = ((1, 16384), (8, 16384)),
+    *,
+    peer: bool = True,
+    pairs: int = 5,
+    layers: int = 0,
+) -> Iterator[Row]:
+    """Decode steps at several row counts and contexts, and the prefill of 2,048 tokens.
+
+    Ours from StepInput to StepOutput; with `peer` mlx-lm's by turns, on the same weights.
+    """
+    model: Any = None
+    if peer:
+        from benchmarks import cuda_peer
+
+        model = cuda_peer.peer_model(shape)
+        program = cuda_peer.program_of_peer(model, shape)
+    else:
+        program = random_program(replace(shape, layers=layers or shape.layers))
+    most = max(rows_of_512)
+    cases = [*((rows, 512) for rows in rows_of_512), *contexts]
+    blocks = most * (-(-(512 + 64) // _BLOCK)) + 8 * (16384 // _BLOCK + 4)
+    limits = CudaLimits(blocks, _BLOCK, max(most, 8), 2048)
+    backend = CudaBackend(program, limits, DriverDevice(), timed=True)
+    del program
+    for rows, context in cases:
+        step = make_step([1] * rows, [context] * rows, _tables(rows, context), shape.vocabulary)
+        decode = functools.partial(_run, backend, step)
+        ours, theirs = [], []
+        them = None
+        if peer:
+            them = cuda_peer.PeerDecode(model, shape, rows, context)
+        for _ in range(pairs):
+            ours.append(_milliseconds(decode, 2, 7))
+            if them is not None:
+                theirs.append(_milliseconds(them.step, 2, 7))
+        yield _row(f"decode at {context}", rows, ours, theirs)
+    prefill = functools.partial(
+        _run, backend, make_step([2048], [0], _tables(1, 2048), shape.vocabulary)
+    )
+    ours, theirs = [], []
+    for _ in range(pairs):
+        ours.append(_milliseconds(prefill, 1, 2))
+        if peer:
+            theirs.append(
+                _milliseconds(functools.partial(cuda_peer.peer_prefill, model, 2048), 1, 2)
+            )
+    yield _row("prefill", 2048, ours, theirs)
+    backend.close()
+
+
 def _row(what: str, rows: int, ours: list[float], theirs: list[float]) -> Row:
-    return {
+    row: Row = {
         "what": what,
         "rows": rows,
         "ours_ms": [round(value, 3) for value in ours],
-        "mlx_lm_ms": [round(value, 3) for value in theirs],
-        "ratio": round(min(theirs) / min(ours), 2),
+        "ours_median_ms": round(float(np.median(ours)), 3),
     }
+    if theirs:
+        row["mlx_lm_ms"] = [round(value, 3) for value in theirs]
+        row["mlx_lm_median_ms"] = round(float(np.median(theirs)), 3)
+        row["ratio"] = round(float(np.median(theirs) / np.median(ours)), 2)
+    return row
 
 
-def compare_with_cpu(shape: ModelShape, layers: int) -> Row:
+def compare_with_cpu(shape: ModelShape, layers: int, vocabulary: int = 16384) -> Row:
     """Prefill of two rows, then decode and mixed steps, on both backends: every byte of results."""
-    small = replace(shape, layers=layers, context=2048, vocabulary=min(shape.vocabulary, 16384))
-    model = peer_model(small, seed=1)
-    program = program_of(model, small, on_host=True)
-    del model
+    small = replace(
+        shape, layers=layers, context=2048, vocabulary=min(shape.vocabulary, vocabulary)
+    )
+    program = random_program(small, seed=1)
     cpu = CpuBackend(program, CpuLimits(128, _BLOCK, 8, 1024), unit=choose_unit())
-    gpu = CudaBackend(program, CudaLimits(128, _BLOCK, 8, 1024))
+    gpu = CudaBackend(program, CudaLimits(128, _BLOCK, 8, 1024), DriverDevice())
     tables = [list(range(40)), list(range(40, 60)), list(range(60, 80)), list(range(80, 100))]
     plan = (
         ([517, 40], [0, 0], tables[:2]),
@@ -162,7 +160,8 @@ def compare_with_cpu(shape: ModelShape, layers: int) -> Row:
     names = ["logits", "argmax_ids", "max_logits", "normalizers", "quantile_ids"]
     names += ["top_k_ids", "top_k_logits", "top_k_weights", "non_finite_ops"]
     differing, compared = 0, 0
-    for seed, (lengths, positions, some) in enumerate(plan):
+    # The last step twice more: recorded, then replayed.
+    for seed, (lengths, positions, some) in enumerate([*plan, plan[-1], plan[-1]]):
         step = make_step(lengths, positions, some, small.vocabulary, seed, asked)
         outputs = cpu.run(step), gpu.run(step)
         for name in names:

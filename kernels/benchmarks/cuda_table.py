@@ -1,124 +1,134 @@
-"""The linear kernels alone, on weights that are not in the cache, against MLX's."""
+"""The linear kernels alone, on weights that are not in the cache, beside MLX's."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import mlx.core as mx
 import numpy as np
 
-from isobatch_kernels.cuda.launch import Activations, Launcher
-from isobatch_kernels.cuda.weights import PackedWeight, pack_quantized
-from isobatch_kernels.program import QuantizedWeight
+from benchmarks.cuda_models import ModelShape, random_weight
+from benchmarks.cuda_timer import graph_seconds
+from isobatch_kernels.cuda.driver import DriverDevice
+from isobatch_kernels.cuda.launch import FEW_ROWS
+from isobatch_kernels.cuda.one_layer import LinearOnDevice
+from isobatch_kernels.cuda.scratch import Scratch
+from isobatch_kernels.cuda.timing import LinearUse, RowsTimer
 
 ROWS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 512)
 _COLD_BYTES: Final = 250e6
-_COPY: Final = """
-size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-size_t step = (size_t)gridDim.x * blockDim.x;
-for (; i < (size_t)from_shape[0] * from_shape[1] / 4; i += 4 * step) {
-  uint4 v[4];
-  for (int k = 0; k < 4; k++) v[k] = reinterpret_cast<const uint4*>(from)[i + k * step];
-  for (int k = 0; k < 4; k++) reinterpret_cast<uint4*>(to)[i + k * step] = v[k];
-}
-"""
+_BLOCK: Final = 64
 
 
-def copy_bandwidth() -> float:
-    """GB/s of a copy of 4 GiB by a kernel of our own, bytes read and written both counted."""
-    # MLX's types call a kernel `object`.
-    kernel: Any = mx.fast.cuda_kernel(
-        name="copy", input_names=["from"], output_names=["to"], source=_COPY
-    )
-    source = mx.random.randint(0, 2**30, (1 << 14, 1 << 16)).astype(mx.uint32)
-    mx.eval(source)
-    best = float("inf")
-    for _ in range(6):
-        start = time.perf_counter()
-        out = kernel(
-            inputs=[source],
-            grid=(1 << 20, 1, 1),
-            threadgroup=(256, 1, 1),
-            output_shapes=[source.shape],
-            output_dtypes=[source.dtype],
-        )
-        mx.eval(out)
-        best = min(best, time.perf_counter() - start)
-        del out
-    return 2 * source.nbytes / best / 1e9
+def _layers(
+    device: DriverDevice, inputs: int, outputs: int, most_rows: int
+) -> list[LinearOnDevice]:
+    """The same weight so many times that none stays in the cache."""
+    weight = random_weight(np.random.default_rng(inputs + outputs), outputs, inputs)
+    count = int(np.clip(_COLD_BYTES / (inputs * outputs * 0.5625), 2, 24))
+    return [LinearOnDevice(device, weight, _BLOCK, most_rows) for _ in range(count)]
 
 
-def _seconds(call: Callable[[int], mx.array], count: int) -> float:
-    """Seconds of one call where `count` different ones are launched from one traced function."""
-
-    def many(start: mx.array) -> list[mx.array]:
-        return [start, *(call(i) for i in range(count))]
-
-    traced = mx.compile(many)
-    times = []
-    for _ in range(4):
-        start = mx.array(0)
-        mx.eval(start)
-        begin = time.perf_counter()
-        mx.eval(traced(start))
-        times.append(time.perf_counter() - begin)
-    return min(times[1:]) / count
+def _choose_sizes(device: DriverDevice, layers: Sequence[LinearOnDevice]) -> None:
+    """Tile sizes by the clock, as a backend chooses them."""
+    scratch, first = Scratch(device), layers[0].launcher
+    use = LinearUse(tuple(layer.packed for layer in layers), logit=False)
+    RowsTimer(device, first, scratch).choose([use], FEW_ROWS)
+    scratch.close()
+    for layer in layers:
+        layer.launcher.timed = first.timed
 
 
-def _random_weights(inputs: int, outputs: int) -> list[QuantizedWeight]:
-    count = max(3, int(_COLD_BYTES / (inputs * outputs * 0.5625)))
-    weights = []
-    for _ in range(min(count, 24)):
-        values = mx.random.normal((outputs, inputs)).astype(mx.float16) * 0.02
-        packed, scales, biases = mx.quantize(values, group_size=64, bits=4)
-        mx.eval(packed, scales, biases)
-        weights.append(QuantizedWeight(packed, scales, biases, 4, 64))  # type: ignore[arg-type]
-    return weights
+def _launch(layer: LinearOnDevice, rows: int) -> None:
+    layer.launcher.linear(layer.activations(rows), layer.packed, layer.output())
 
 
-def _activations(launcher: Launcher, x: mx.array) -> Activations:
-    flags = mx.zeros((x.shape[0],), dtype=mx.uint32)
-    out = launcher.quantize(x, 64, False, flags, 1)
-    mx.eval(out.q, out.ds)
-    return out
-
-
-def measure_linear(inputs: int, outputs: int, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
+def measure_linear(
+    device: DriverDevice, inputs: int, outputs: int, rows: Sequence[int], *, peer: bool
+) -> Iterator[dict[str, Any]]:
     """Microseconds of one launch by rows, and elements of row 0 that are not those of 1 row."""
-    launcher = Launcher(4, 4, 64)
-    sources = _random_weights(inputs, outputs)
-    packed: list[PackedWeight] = [pack_quantized([source], 64) for source in sources]
-    x = mx.random.normal((max(rows), inputs))
-    half = x.astype(mx.float16)
+    layers = _layers(device, inputs, outputs, max(rows))
+    x = np.random.default_rng(1).standard_normal((max(rows), inputs)).astype(np.float32)
+    source = random_weight(np.random.default_rng(inputs + outputs), outputs, inputs)
+    _choose_sizes(device, layers)
+    size = layers[0].packed.size
+    products: Any = None
+    if peer:
+        from benchmarks.cuda_peer import PeerProducts
+
+        products = PeerProducts(source, len(layers))
     first: tuple[Any, Any] | None = None
     for count in rows:
-        launches = int(np.clip(2e9 / (inputs * outputs), 24, 240)) if count <= 64 else 24
-        activations = _activations(launcher, x[:count])
-        # A copy for each launch: mx.compile would merge equal ones.
-        some = [half[:count] + 0 for _ in range(launches)]
-        mx.eval(some)
+        for layer in layers:
+            y, _ = layer.run(x[:count])
+        launches = 48 if count <= 64 else 12
 
-        def ours(i: int, a: Activations = activations) -> mx.array:
-            return launcher.linear(a, packed[i % len(packed)], None, None)
+        def ours(launches: int = launches, count: int = count) -> None:
+            for i in range(launches):
+                _launch(layers[i % len(layers)], count)
 
-        def theirs(i: int, a: list[mx.array] = some) -> mx.array:
-            w: Any = sources[i % len(sources)]
-            return mx.quantized_matmul(
-                a[i], w.packed, w.scales, w.biases, transpose=True, group_size=64, bits=4
+        row: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "rows": count}
+        mine: list[float] = []
+        theirs: list[float] = []
+        their_row: Any = None
+        for _ in range(2):
+            mine.append(graph_seconds(device, ours) / launches)
+            if peer:
+                seconds, their_row = products.seconds(x, count, launches)
+                theirs.append(seconds)
+        first = first or (y[0], their_row)
+        row["ours_us"] = [round(value * 1e6, 1) for value in mine]
+        row["ours_gb_s"] = round(size / min(mine) / 1e9)
+        row["ours_differing"] = int((y[0].view(np.uint32) != first[0].view(np.uint32)).sum())
+        if peer:
+            row["mlx_us"] = [round(value * 1e6, 1) for value in theirs]
+            row["mlx_differing"] = int((their_row != first[1]).sum())
+        yield row
+    for layer in layers:
+        layer.close()
+
+
+def measure_step_linears(
+    device: DriverDevice, shape: ModelShape, rows: Sequence[int], copy_gb_s: float
+) -> Iterator[dict[str, Any]]:
+    """All linear layers of a step, one after the other in one graph, against the bandwidth."""
+    most = max(rows)
+    layers = {
+        name: [
+            LinearOnDevice(
+                device, random_weight(np.random.default_rng(1), outputs, inputs), _BLOCK, most
             )
+            for _ in range(1 if name == "head" else shape.layers)
+        ]
+        for name, (inputs, outputs) in shape.linear_shapes.items()
+    }
+    rng = np.random.default_rng(2)
+    for name, some in layers.items():
+        x = rng.standard_normal((most, shape.linear_shapes[name][0])).astype(np.float32)
+        for layer in some:
+            layer.run(x)
+        _choose_sizes(device, some)
+    size = shape.layers * sum(
+        some[0].packed.size for name, some in layers.items() if name != "head"
+    )
+    size += layers["head"][0].packed.size
+    for count in rows:
 
-        times = [(_seconds(ours, launches), _seconds(theirs, launches)) for _ in range(2)]
-        row = np.array(ours(0))[0], np.array(theirs(0))[0]
-        first = first or row
+        def step(count: int = count) -> None:
+            for i in range(shape.layers):
+                for name in ("qkv", "o", "gate_up", "down"):
+                    _launch(layers[name][i], count)
+            _launch(layers["head"][0], count)
+
+        seconds = graph_seconds(device, step)
+        gb_s = size / seconds / 1e9
         yield {
-            "inputs": inputs,
-            "outputs": outputs,
             "rows": count,
-            "ours_us": [round(a * 1e6, 1) for a, _ in times],
-            "mlx_us": [round(b * 1e6, 1) for _, b in times],
-            "ours_gb_s": round(inputs * outputs * 0.5625e-9 / min(a for a, _ in times)),
-            "ours_differing": int((row[0] != first[0]).sum()),
-            "mlx_differing": int((row[1] != first[1]).sum()),
+            "bytes": size,
+            "ms": round(seconds * 1e3, 3),
+            "gb_s": round(gb_s),
+            "share_of_copy": round(gb_s / copy_gb_s, 3),
         }
+    for some in layers.values():
+        for layer in some:
+            layer.close()

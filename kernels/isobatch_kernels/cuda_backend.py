@@ -1,42 +1,39 @@
-"""The CUDA backend: a Program as launches of `mx.fast.cuda_kernel`, on one NVIDIA GPU.
+"""The CUDA backend: a Program as launches on one NVIDIA GPU, recorded once for each step shape.
 
-A backend belongs to the thread that made it (MLX streams do). Results have the bits of every other
-backend: docs/numerics.md says why, docs/cuda.md what was measured.
+Results have the bits of every other backend: docs/numerics.md says why, docs/cuda.md what was
+measured.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from isobatch_kernels.blocks import block_shape, check_block
-from isobatch_kernels.cuda.launch import Launcher
+from isobatch_kernels.cuda.cache import KERNELS, BlockCache
+from isobatch_kernels.cuda.device import Device, KernelKey
+from isobatch_kernels.cuda.graphs import Graphs
+from isobatch_kernels.cuda.launch import FEW_ROWS, AttentionArrays, Launcher, Rows
 from isobatch_kernels.cuda.logits import DeviceLogits
-from isobatch_kernels.cuda.program import Run, Stages
-from isobatch_kernels.cuda.statistics import launch_statistics, read_top_k
-from isobatch_kernels.cuda.step_arrays import StepShape, describe, views
-from isobatch_kernels.deferred_step import SubmitByRun
+from isobatch_kernels.cuda.program import Resident, Run, Stages
+from isobatch_kernels.cuda.scratch import SLOTS, Scratch, power_of_two
+from isobatch_kernels.cuda.statistics import launch_statistics, read_top_k, result_layout
+from isobatch_kernels.cuda.step_arrays import LONG_ROW, PART, StepShape, describe, offsets
+from isobatch_kernels.cuda.timing import RowsTimer
+from isobatch_kernels.deferred_step import MAX_PENDING_STEPS
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import Program, RowStatistics
 from isobatch_kernels.rope_table import build_rope_table, rope_digest
-from isobatch_kernels.step import Float32, Int32, Stat, StepInput, StepOutput
+from isobatch_kernels.step import Float32, Int32, PendingStep, Stat, StepInput, StepOutput
 from isobatch_kernels.step_check import StepLimits, check_step
 
-# MLX ends a graph after so many megabytes of inputs and counts a whole cache at every layer.
-os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000000")
-
-_KEPT_GRAPHS: Final = 64
 _NO_FLAG: Final = 0xFFFFFFFF
 _LIMIT: Final = 2.0**96
-_MOST_REPEATING_TOKENS: Final = 64
+_WORD: Final = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +46,45 @@ class CudaLimits:
     max_num_batched_tokens: int
 
 
-def cuda_available() -> bool:
-    """Whether this MLX has a CUDA device."""
-    return bool(mx.cuda.is_available())
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """A step on the device; implements `step.PendingStep`."""
+
+    backend: CudaBackend
+    step: StepInput
+    shape: StepShape
+    slot: int
+    number: int  # of steps so far
+    words: Int32  # where the results arrive
+    logits: int
+    started: int  # ns
+
+    @property
+    def is_running(self) -> bool:
+        """It was launched by `submit`."""
+        return True
+
+    def finish(self) -> StepOutput:
+        """Waits for the results (see `step.PendingStep`)."""
+        return self.backend.finish(self)
 
 
-class CudaBackend(SubmitByRun):
+class CudaBackend:
     """Runs one Program on the GPU; implements `step.Backend`.
 
     Weights are packed on the device at construction; no source array is kept.
     """
 
-    def __init__(self, program: Program, limits: CudaLimits) -> None:
-        """Packs weights and allocates the cache.
+    def __init__(
+        self, program: Program, limits: CudaLimits, device: Device, *, timed: bool = False
+    ) -> None:
+        """Packs weights, allocates the cache and compiles kernels; `device` is closed with it.
+
+        `timed`: tile sizes of linear layers are chosen by the clock.
 
         Raises:
-            ValueError: no device, a malformed program, or sizes that do not suit the kernels.
+            ValueError: a malformed program, or sizes that do not suit the kernels.
         """
-        if not cuda_available():
-            raise ValueError("[cuda] backend cuda needs an NVIDIA GPU and MLX for CUDA, got none")
         dims, rope = program.dimensions, program.rope
         if dims.head_dim % 8 or dims.head_dim > 256:
             raise ValueError(
@@ -85,20 +102,37 @@ class CudaBackend(SubmitByRun):
         )
         table = build_rope_table(rope, dims.context_length)
         self._rope_digest = rope_digest(table, rope.rotary_dim)
-        size = dims.num_kv_heads * limits.block_size * dims.head_dim
-        self._cache: mx.array | None = mx.zeros(
-            (dims.num_layers, 2, limits.num_blocks, size), dtype=mx.float16
+        self._device = device
+        device.enter()
+        self._table = device.allocate(table.nbytes)
+        device.upload(self._table, np.ascontiguousarray(table))
+        self._scratch = Scratch(device)
+        heads = dims.num_heads, dims.num_kv_heads, dims.head_dim
+        self._launcher = Launcher(device, *heads)
+        self._cache = BlockCache(
+            self._launcher, self._scratch, dims, limits.num_blocks, limits.block_size
         )
-        device_table = mx.array(table)
-        self._launcher = Launcher(dims.num_heads, dims.num_kv_heads, dims.head_dim)
-        self._stages = Stages(program, self._launcher, device_table, self._cache)
-        self._all_rows = mx.arange(limits.max_num_batched_tokens, dtype=mx.int32)
-        mx.eval(self._cache, device_table, self._all_rows)
+        self._stages = Stages(
+            program,
+            self._launcher,
+            self._scratch,
+            Resident(self._table, rope.rotary_dim // 2, self._cache.layers),
+            limits.max_num_batched_tokens,
+        )
+        self.graphs = Graphs(device)
         self._statistics_op = next(
             (i for i, op in enumerate(program.ops) if isinstance(op, RowStatistics)), -1
         )
-        self._graphs: OrderedDict[StepShape, Callable[[mx.array], list[mx.array]]] = OrderedDict()
         self._paths = PathCounter(program, "cuda")
+        self._pending: deque[_Pending] = deque()
+        self._steps = 0
+        self._chosen = -1  # tokens of the last step submitted; -1 before the first
+        self._is_open = True
+        self.tested_cases = 0  # comparisons with the contract before this backend was made
+        if timed:
+            timer = RowsTimer(device, self._launcher, self._scratch)
+            timer.choose(self._stages.linear_uses(), limits.max_num_batched_tokens)
+        device.compile(self._kernels())
 
     @property
     def unit(self) -> str:
@@ -108,12 +142,14 @@ class CudaBackend(SubmitByRun):
     @property
     def device_name(self) -> str:
         """The GPU in words."""
-        return str(mx.device_info().get("device_name", ""))
+        return self._device.name
 
     @property
     def rope_digest(self) -> str:
         """Digest of the RoPE table (rope_table.rope_digest)."""
         return self._rope_digest
+
+    # ------------------------------------------------------------------ steps
 
     def run(self, step: StepInput) -> StepOutput:
         """Computes a step (see `step.Backend`).
@@ -121,138 +157,191 @@ class CudaBackend(SubmitByRun):
         Raises:
             ValueError: the step is malformed; nothing was written.
         """
-        self._open_cache()
+        return self.submit(step).finish()
+
+    def submit(self, step: StepInput) -> PendingStep:
+        """Launches a step (see `step.Backend`).
+
+        Raises:
+            ValueError: the step is malformed, or two are pending; nothing was written.
+        """
+        self._open()
+        if len(self._pending) == MAX_PENDING_STEPS:
+            raise ValueError(
+                f"[step] at most {MAX_PENDING_STEPS} steps may be pending, got one more"
+            )
         check_step(step, self._checked)
+        self._check_sources(step)
         started = time.monotonic_ns()
         shape, numbers = describe(step, self._limits.block_size)
-        results, *arrays = self._graph(shape)(mx.array(numbers))
-        mx.eval(results, *arrays)
-        words = np.array(results)
-        done = time.monotonic_ns()
-        return self._output(step, words, arrays, done - started)
+        slot = self._steps % SLOTS
+        self._steps += 1
+        self._scratch.next_step()
+        sent = self._both("sent", len(numbers), slot)
+        words = self._both("received", result_layout(shape).end, slot)
+        sent[: len(numbers)] = numbers
+        logits = self._per_slot("logits", shape.wanted * self._dimensions.vocab_size)[slot]
+        addresses = sent.ctypes.data, words.ctypes.data
+        self._reserve(shape)
+        self.graphs.run(
+            (shape, slot),
+            self._scratch.generation,
+            lambda: self._launch(shape, slot, *addresses, logits),
+        )
+        self._device.mark(slot)
+        self._chosen = shape.wanted
+        pending = _Pending(self, step, shape, slot, self._steps, words, logits, started)
+        self._pending.append(pending)
+        return pending
+
+    def finish(self, pending: PendingStep) -> StepOutput:
+        """Waits for the oldest pending step; what `PendingStep.finish` calls."""
+        if not self._pending or self._pending[0] is not pending:
+            raise ValueError("[step] steps must be finished once and in order, got another one")
+        self._open()
+        step = self._pending.popleft()
+        self._device.wait_for(step.slot)
+        words = step.words[: result_layout(step.shape).end].copy()
+        return self._output(step, words, time.monotonic_ns() - step.started)
+
+    def _check_sources(self, step: StepInput) -> None:
+        sources = step.token_sources
+        if not len(sources):
+            return
+        if len(sources) != len(step.token_ids) or int(sources.max()) >= max(self._chosen, 0):
+            raise ValueError(
+                f"[step] token_sources must be one a token, below {max(self._chosen, 0)}, "
+                f"got {sources[:8]}"
+            )
+
+    def _per_slot(self, name: str, words: int) -> list[int]:
+        """Memory of both slots; all of it grows at once, so that no recording allocates."""
+        size = power_of_two(words) * _WORD
+        return [self._scratch.get(f"{name} {slot}", size) for slot in range(SLOTS)]
+
+    def _both(self, name: str, words: int, slot: int) -> Int32:
+        return [self._scratch.pinned(f"{name} {i}", words) for i in range(SLOTS)][slot]
+
+    def _reserve(self, shape: StepShape) -> tuple[int, int, list[int]]:
+        """Numbers and results on the device, and the chosen tokens of both slots."""
+        numbers = self._scratch.get("numbers", power_of_two(offsets(shape)["end"]) * _WORD)
+        results = self._scratch.get("results", power_of_two(result_layout(shape).end) * _WORD)
+        return numbers, results, self._per_slot("chosen", max(shape.wanted, 1))
+
+    def _launch(self, shape: StepShape, slot: int, sent: int, received: int, logits: int) -> None:
+        launcher, begins = self._launcher, offsets(shape)
+        numbers, results, chosen = self._reserve(shape)
+        at = {name: numbers + _WORD * begin for name, begin in begins.items()}
+        flags = shape.tokens + shape.wanted
+        launcher.run(
+            "begin_step",
+            (-(-max(begins["end"], flags) // 256), 1, 1),
+            [
+                *(sent, chosen[1 - slot], numbers, results, begins["end"], flags, shape.tokens),
+                begins["sources"] if shape.sourced else 0,
+            ],
+            early=False,
+        )
+        attention = AttentionArrays(
+            rows=at["rows"],
+            positions=at["positions"],
+            tables=at["tables"],
+            singles=at["singles"],
+            single_positions=at["single_positions"],
+            single_rows=at["single_rows"],
+            begins=at["begins"],
+            counts=at["counts"],
+            num_singles=shape.singles,
+            num_parts=shape.parts,
+            width=shape.table_width,
+            chunks=shape.chunks,
+        )
+        self._stages.run(
+            Run(
+                tokens=shape.tokens,
+                wanted=shape.wanted,
+                attention=attention,
+                token_ids=at["token_ids"],
+                blocks=at["blocks"],
+                wanted_tokens=at["wanted"],
+                flags=results,
+                logits=logits,
+            )
+        )
+        if shape.wanted and self._stages.logits:
+            rows = Rows(logits, shape.wanted, self._dimensions.vocab_size)
+            launch_statistics(launcher, self._scratch, rows, shape, at, results, chosen[slot])
+        count = result_layout(shape).end
+        launcher.run("collect", (-(-count // 256), 1, 1), [results, received, count])
+
+    def _kernels(self) -> list[KernelKey]:
+        """Kernels of the steps that are likely to come."""
+        most = self._limits.max_num_batched_tokens
+        decode = StepShape(1, 1, 1, 1, 0, 1, 1, 1, True, 1, False)
+        shapes = [
+            replace(decode, tokens=n, sequences=n, singles=n, wanted=n)
+            for n in (1, *range(8, FEW_ROWS + 1, 8), FEW_ROWS + 1)
+            if n <= most
+        ]
+        if most >= LONG_ROW:
+            for n in (min(most, 2 * PART), most):
+                parts = -(-n // PART)
+                shapes.append(replace(decode, tokens=n, singles=0, parts=parts))
+        collected: list[KernelKey] = []
+        self._launcher.collected = collected
+        for shape in shapes:
+            self._launch(shape, 0, 0, 0, 0)
+        self._launcher.collected = None
+        return [*collected, *KERNELS]
+
+    # ------------------------------------------------------------------ blocks
 
     def zero_blocks(self, block_ids: Int32) -> None:
         """Clears keys and values of blocks, in every layer."""
-        cache = self._open_cache()
-        count = len(block_ids)
-        if count == 0:
-            return
-        ids = mx.array(np.ascontiguousarray(block_ids, dtype=np.int32))
-        layers = 2 * self._dimensions.num_layers
-        mx.eval(
-            self._launcher.run(
-                "zero_blocks", [cache, ids], [((count,), mx.int32)], (count, layers, 1)
-            )
-        )
+        self._open()
+        self._cache.zero(block_ids)
 
     def read_block(self, block_id: int) -> npt.NDArray[np.uint16]:
         """Bits of a block: (num_layers, 2, num_kv_heads, block_size, head_dim) fp16."""
-        dims, slots = self._dimensions, self._limits.block_size
-        raw = np.array(self._open_cache()[:, :, block_id]).view(np.uint16)
-        heads = (dims.num_layers, dims.num_kv_heads)
-        keys = raw[:, 0].reshape(*heads, dims.head_dim // 8, slots, 8).transpose(0, 1, 3, 2, 4)
-        values = raw[:, 1].reshape(*heads, slots, dims.head_dim)
-        return np.stack([keys.reshape(values.shape), values], axis=1)
+        self._open()
+        return self._cache.read(block_id)
 
     def write_block(self, block_id: int, bits: npt.NDArray[np.uint16]) -> None:
         """Puts bits of `read_block` back; raises ValueError for another shape or block."""
-        dims, slots = self._dimensions, self._limits.block_size
-        cache = self._open_cache()
-        check_block(bits, block_shape(dims, slots))
-        if not 0 <= block_id < self._limits.num_blocks:
-            raise ValueError(f"[cuda] block ids must lie in the pool, got {block_id}")
-        heads = (dims.num_layers, dims.num_kv_heads)
-        keys = bits[:, 0].reshape(*heads, slots, dims.head_dim // 8, 8).transpose(0, 1, 3, 2, 4)
-        values = bits[:, 1].reshape(keys.shape)
-        layers = 2 * dims.num_layers
-        own = np.stack([keys, values], axis=1).view(np.float16).reshape(layers, -1)
-        block = mx.array(np.array([block_id], np.int32))
-        mx.eval(
-            self._launcher.run(
-                "write_block", [cache, mx.array(own), block], [((1,), mx.int32)], (1, layers, 1)
-            )
-        )
+        self._open()
+        self._cache.write(block_id, bits)
 
     def close(self) -> None:
-        """Frees memory, once no result's arrays are in use any more."""
-        self._cache = None
-        self._graphs.clear()
-        del self._stages
-        mx.clear_cache()
+        """Frees memory; a second time is nothing."""
+        if not self._is_open:
+            return
+        self._device.enter()
+        self._is_open = False
+        self._device.synchronize()
+        self._pending.clear()
+        self.graphs.clear()
+        self._scratch.close()
+        self._stages.close()
+        self._cache.close()
+        self._device.free(self._table)
+        self._device.close()
 
-    def _open_cache(self) -> mx.array:
-        if self._cache is None:
+    def _open(self) -> None:
+        if not self._is_open:
             raise ValueError("[cuda_backend] the backend must be open, got a closed one")
-        return self._cache
+        self._device.enter()
 
-    def _graph(self, shape: StepShape) -> Callable[[mx.array], list[mx.array]]:
-        """The launches of a step; those of shapes that come again are traced once."""
-        found = self._graphs.get(shape)
-        if found is not None:
-            self._graphs.move_to_end(shape)
-            return found
+    # ------------------------------------------------------------------ results
 
-        def launch(numbers: mx.array) -> list[mx.array]:
-            return self._launch(shape, numbers)
-
-        if not shape.repeats or shape.tokens > _MOST_REPEATING_TOKENS:
-            return launch
-        compiled: Callable[[mx.array], list[mx.array]] = mx.compile(launch)
-        self._graphs[shape] = compiled
-        if len(self._graphs) > _KEPT_GRAPHS:
-            self._graphs.popitem(last=False)
-        return compiled
-
-    def _launch(self, shape: StepShape, numbers: mx.array) -> list[mx.array]:
-        """Results for the host, then the logits and the top-K arrays where there are any."""
-        launcher, wanted = self._launcher, shape.statistics.wanted
-        parts = views(shape, numbers)
-        count = shape.tokens + wanted
-        flags = launcher.run(
-            "begin_step",
-            [launcher.number(count)],
-            [((count,), mx.uint32)],
-            (-(-count // 256), 1, 1),
-        )[0]
-        run = Run(
-            attention=parts.attention,
-            token_ids=parts.token_ids,
-            all_rows=self._all_rows[: shape.tokens],
-            blocks=parts.blocks,
-            wanted=parts.wanted,
-            flags=flags,
-            buffers={},
-        )
-        last = self._stages.run(run)
-        answers, arrays = launcher.number(1, 4), []
-        if wanted and self._stages.logits:
-            answers, top = launch_statistics(launcher, last, shape.statistics, parts.statistics)
-            arrays = [last, *top]
-        after = arrays[1] if len(arrays) > 1 else last
-        results = launcher.run(
-            "collect",
-            [flags, answers, after],
-            [((count + 4 * wanted,), mx.int32)],
-            (1, 1, 1),
-        )[0]
-        return [results, *arrays]
-
-    def _output(
-        self, step: StepInput, words: Int32, arrays: list[mx.array], forward_ns: int
-    ) -> StepOutput:
-        tokens, wanted = len(step.token_ids), len(step.wanted)
-        answers = words[tokens + wanted :].reshape(-1, 4)
+    def _output(self, done: _Pending, words: Int32, forward_ns: int) -> StepOutput:
+        step, layout = done.step, result_layout(done.shape)
+        answers = words[layout.answers : layout.top].reshape(-1, 4)
         max_logits = answers[:, 1].copy().view(np.float32)
         asked = step.statistics
-        top = read_top_k(step, arrays[1:])
+        top = read_top_k(step, words[layout.top :], done.shape.stride)
         normalizer, quantile = ((asked & bit) != 0 for bit in (Stat.NORMALIZER, Stat.QUANTILE))
-        logits = (
-            cast("Float32", DeviceLogits(arrays[0]))
-            if arrays
-            else np.empty((0, self._dimensions.vocab_size), dtype=np.float32)
-        )
         return StepOutput(
-            logits=logits,
+            logits=self._logits(done),
             argmax_ids=answers[:, 0].copy(),
             max_logits=max_logits,
             normalizers=np.where(normalizer, answers[:, 2].copy().view(np.float32), np.float32(0)),
@@ -261,11 +350,22 @@ class CudaBackend(SubmitByRun):
             top_k_ids=top.ids,
             top_k_logits=top.logits,
             top_k_weights=top.weights,
-            non_finite_ops=self._non_finite_ops(step, words[: tokens + wanted], max_logits),
+            non_finite_ops=self._non_finite_ops(step, words[: layout.answers], max_logits),
             forward_ns=forward_ns,
             statistics_ns=0,
             paths=self._paths.count(step),
         )
+
+    def _logits(self, done: _Pending) -> Float32:
+        shape = (len(done.step.wanted), self._dimensions.vocab_size)
+
+        def copy(values: Float32) -> None:
+            self._open()
+            if self._steps >= done.number + SLOTS:
+                raise ValueError("[cuda] logits must be read before the next step, got later")
+            self._device.download(done.logits, values)
+
+        return cast("Float32", DeviceLogits(shape, copy))
 
     def _non_finite_ops(self, step: StepInput, words: Int32, max_logits: Float32) -> Int32:
         """The first op of each row that met a non-finite value; -1 for none."""

@@ -51,16 +51,23 @@ class _Sizes:
 
 
 def device_is_available(device: str) -> bool:
-    """Whether MLX is here with a "metal" or "cuda" device. Imports MLX."""
+    """Whether "metal" (MLX with its device) or "cuda" (a GPU and cuda-bindings) is here."""
     if device == "metal":
         from isobatch_kernels.metal.create import metal_is_available
 
         return metal_is_available()
+    from isobatch_kernels.cuda.create import cuda_is_available
+
+    return cuda_is_available()
+
+
+def mlx_has_device(device: str) -> bool:
+    """Whether MLX is here with a "metal" or "cuda" device, as float policies need. Imports MLX."""
     try:
         import mlx.core as mx
     except ImportError:
         return False
-    return bool(mx.cuda.is_available())
+    return bool(mx.metal.is_available() if device == "metal" else mx.cuda.is_available())
 
 
 def _device_backend(device: str, program: Program, sizes: _Sizes) -> Backend:
@@ -81,9 +88,10 @@ def _device_backend(device: str, program: Program, sizes: _Sizes) -> Backend:
         from isobatch_kernels.metal_backend import MetalLimits
 
         return create_metal_backend(program, MetalLimits(*limits))
-    from isobatch_kernels.cuda_backend import CudaBackend, CudaLimits
+    from isobatch_kernels.cuda.create import create_cuda_backend
+    from isobatch_kernels.cuda_backend import CudaLimits
 
-    return CudaBackend(program, CudaLimits(*limits))
+    return create_cuda_backend(program, CudaLimits(*limits))
 
 
 def _cpu_backend(program: Program, sizes: _Sizes, unit: str, num_threads: int) -> Backend:
@@ -112,7 +120,7 @@ def _float_backend(
     device = backend
     if backend == "auto":
         is_open = named_unit(unit) == "auto"
-        device = next(filter(device_is_available, DEVICES), "cpu") if is_open else "cpu"
+        device = next(filter(mlx_has_device, DEVICES), "cpu") if is_open else "cpu"
     if policy == MLX:
         return _mlx_backend(program, policy, sizes, device)
     if device in DEVICES:
@@ -131,9 +139,10 @@ def _mlx_backend(program: Program, policy: str, sizes: _Sizes, device: str) -> B
         raise RuntimeError(
             f"[dispatch] policy {policy} needs MLX's kernels, got backend 'reference'"
         )
-    missing = backend_error(device) if device in DEVICES else None
-    if missing is not None:
-        raise RuntimeError(f"[dispatch] {missing}: policy {policy}")
+    if device in DEVICES and not mlx_has_device(device):
+        raise RuntimeError(
+            f"[dispatch] policy {policy} needs MLX with its {device} device, got none here"
+        )
     missing = native_module_error()
     if missing is not None:
         raise RuntimeError(f"[dispatch] policy {policy}: {_NEEDS['cpu']}, got {missing}")
@@ -160,7 +169,7 @@ def _mlx_backend(program: Program, policy: str, sizes: _Sizes, device: str) -> B
 _NEEDS = {
     "cpu": "the native CPU module must be built (reinstall isobatch with a C++ compiler)",
     "metal": "backend metal needs MLX and a Mac with Apple silicon",
-    "cuda": "backend cuda needs MLX and an NVIDIA GPU",
+    "cuda": "backend cuda needs an NVIDIA GPU and the package cuda-bindings (the extra `cuda`)",
 }
 
 
@@ -192,7 +201,7 @@ def create_backend(
 ) -> Backend:
     """Builds the backend that runs `program`.
 
-    "auto" means Metal or CUDA where this MLX has the device and its self-test passes, else the
+    "auto" means Metal or CUDA where the device is here and its self-test passes, else the
     CPU. Naming a CPU unit, here or by ISOBATCH_CPU_UNIT, makes "auto" the CPU.
 
     Args:

@@ -1,22 +1,18 @@
 """The CUDA kernels' own text, run on the CPU, gives the reference's bits. No GPU is needed."""
 
-import functools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 from isobatch_kernels import _cpu, cuda_backend
 from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
-from isobatch_kernels.cuda.launch import Launcher
-from isobatch_kernels.cuda.weights import pack_quantized
+from isobatch_kernels.cuda.one_layer import LinearOnDevice
 from isobatch_kernels.program import Program
 from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
 from isobatch_kernels.step import Stat, StepInput
-from tests.cuda_on_cpu.cuda_emulator import COMPILER, EmulatedKernel
+from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine")
 FORMATS = [
@@ -29,34 +25,34 @@ FIELDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
-    """MLX's CUDA kernels become ours, and nothing is traced."""
+@pytest.fixture
+def device(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
+    """A device whose kernels are compiled once for all tests."""
     folder = tmp_path_factory.getbasetemp() / "cuda"
     folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(mx.fast, "cuda_kernel", functools.partial(EmulatedKernel, Path(folder)))
-    monkeypatch.setattr(mx, "compile", lambda function: function)
-    monkeypatch.setattr(cuda_backend, "cuda_available", lambda: True)
+    return EmulatedDevice(folder)
 
 
 @pytest.mark.parametrize(("bits", "group", "block", "rows"), FORMATS)
-def test_linear_layers(bits: int, group: int, block: int, rows: int) -> None:
+def test_linear_layers(
+    bits: int, group: int, block: int, rows: int, device: EmulatedDevice
+) -> None:
     """Few rows and many, with outliers, values near every floor, and one row that is not finite."""
     rng = np.random.default_rng(bits * 100 + group)
     weight = random_weight(rng, 50, group * int(rng.integers(1, 6)), bits, group, half=True)
     x = random_rows(rng, rows, weight.num_inputs)
-    layer = _cpu.LinearLayer.quantized(
+    native = _cpu.LinearLayer.quantized(
         "reference", weight.packed, weight.scales, weight.biases, bits, group, block
     )
     expected = np.empty((rows, 50), np.float32)
     finite = np.empty(rows, np.bool_)
-    layer.forward(x, expected, finite)
-    launcher, b = Launcher(4, 2, 24), min(group, block)
-    flags = mx.array(np.full(rows, 0xFFFFFFFF, np.uint32))
-    activations = launcher.quantize(mx.array(x), block, b < block, flags, 3)
-    got = np.array(launcher.linear(activations, pack_quantized([weight], b), None, None))
+    native.forward(x, expected, finite)
+    layer = LinearOnDevice(device, weight, block, rows)
+    got, flags = layer.run(x)
+    layer.close()
     assert got[finite].tobytes() == expected[finite].tobytes()
-    assert ((np.array(flags) == 4) == ~finite).all()
+    assert ((flags == 4) == ~finite).all()
+    device.close()
 
 
 def _step(lengths: list[int], positions: list[int], seed: int) -> StepInput:
@@ -88,10 +84,10 @@ def program() -> Program:
 
 
 @pytest.mark.timeout(300)
-def test_a_whole_backend(program: Program) -> None:
+def test_a_whole_backend(program: Program, device: EmulatedDevice) -> None:
     """A long row and a short one, then single tokens, one of them over two chunks."""
     cpu = CpuBackend(program, CpuLimits(40, 16, 4, 300, num_threads=1), unit="reference")
-    gpu = cuda_backend.CudaBackend(program, cuda_backend.CudaLimits(40, 16, 4, 300))
+    gpu = cuda_backend.CudaBackend(program, cuda_backend.CudaLimits(40, 16, 4, 300), device)
     far = replace(_step([1, 1], [270, 3], 5))
     for step in (_step([9, 3], [0, 0], 3), _step([1, 1], [9, 3], 4), far):
         expected, got = cpu.run(step), gpu.run(step)

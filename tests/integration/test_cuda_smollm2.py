@@ -1,10 +1,10 @@
 """SmolLM2 on an NVIDIA GPU writes what it writes on the CPU: 2,000 tokens, greedy and drawn."""
 
-import mlx.core as mx
 import pytest
 
 from executor_service.models.load import load_model
 from executor_service.models.registry import ModelLocation
+from isobatch_kernels.cuda.create import cuda_is_available
 from isobatch_kernels.dispatch import create_backend
 from tests.support.embedded_model import embedded_model_path
 from tests.support.token_stream import generate
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not mx.cuda.is_available(), reason="no NVIDIA GPU with MLX for CUDA"),
+    pytest.mark.skipif(not cuda_is_available(), reason="no NVIDIA GPU with cuda-bindings"),
 ]
 
 

@@ -4,17 +4,20 @@
 // @use common
 
 // @kernel attention_prefill
-// @inputs queries begins counts rows positions tables cache layer window partials tokens
-// @outputs context
-// begins, counts (n): first token and number of tokens (0..64) of each part; tokens (m): rows with partials; others as
-// attention_chunks. context (T, heads, D). Template: HEADS, KV_HEADS, D. Blocks (heads, n + m) of 256.
-{
+// @constants HEADS KV_HEADS D
+// begins, counts (parts): first token and number of tokens (0..64) of each part; tokens (m): rows with partials; others as
+// attention_chunks. context (T, heads, D). Blocks (heads, parts + m) of 256.
+X1_KERNEL __launch_bounds__(256) attention_prefill(const float* queries, const int* begins, const int* counts, const int* rows,
+                                                   const int* positions, const int* tables, const fp16* keys,
+                                                   const fp16* values, const float* partials, const int* tokens,
+                                                   float* context, int parts, int width, int chunks, int w) {
   constexpr int kEach = (D + 31) / 32;
-  extern __shared__ uint4 shared[];
+  X1_DYNAMIC_SHARED;
+  x1_let_next_begin();
+  x1_after_previous();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, head = blockIdx.x, kv_head = head / (HEADS / KV_HEADS);
-  const int w = window_shape[0] - 1;
-  if (blockIdx.y >= counts_shape[0]) {
-    const int item = blockIdx.y - counts_shape[0], row = tokens[item], d = threadIdx.x, chunks = partials_shape[2];
+  if (blockIdx.y >= parts) {
+    const int item = blockIdx.y - parts, row = tokens[item], d = threadIdx.x;
     if (d >= D) return;
     const float* part = partials + ((size_t)item * HEADS + head) * chunks * (D + 2);
     const int position = positions[row], first = (w > 0 ? max(position + 1 - w, 0) : 0) / kChunk, end = position / kChunk + 1;
@@ -35,9 +38,7 @@
   const int count = min(counts[blockIdx.y] - warp * 8, 8), token = begins[blockIdx.y] + warp * 8;
   if (count <= 0) return;
   const int low = positions[token], high = low + count - 1;
-  const int* table = tables + (size_t)rows[token] * tables_shape[1];
-  const size_t pool = (size_t)cache_shape[2] * KV_HEADS * kSlots * D;
-  const __half *keys = reinterpret_cast<const __half*>(cache) + 2 * (layer_shape[0] - 1) * pool, *values = keys + pool;
+  const int* table = tables + (size_t)rows[token] * width;
   for (int i = lane; i < 8 * D; i += 32) {
     query[i] = queries[((size_t)(token + min(i / D, count - 1)) * HEADS + head) * D + i % D];
   }
@@ -53,8 +54,8 @@
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {  // two keys under one load of the queries
       const int j0 = min(start + lane + 32 * i, high), j1 = min(j0 + 32, high);
-      const __half* key0 = keys + ((size_t)table[j0 / kSlots] * KV_HEADS + kv_head) * kSlots * D + j0 % kSlots * 8;
-      const __half* key1 = keys + ((size_t)table[j1 / kSlots] * KV_HEADS + kv_head) * kSlots * D + j1 % kSlots * 8;
+      const fp16* key0 = keys + ((size_t)table[j0 / kSlots] * KV_HEADS + kv_head) * kSlots * D + j0 % kSlots * 8;
+      const fp16* key1 = keys + ((size_t)table[j1 / kSlots] * KV_HEADS + kv_head) * kSlots * D + j1 % kSlots * 8;
 #pragma unroll
       for (int r = 0; r < 8; r++) s[r][i] = s[r][i + 1] = 0.0f;
       if (start + 32 * i > high) continue;
@@ -62,14 +63,14 @@
       for (int d = 0; d < D; d += 8) {
         const uint4 raw0 = *reinterpret_cast<const uint4*>(key0 + d * kSlots);
         const uint4 raw1 = *reinterpret_cast<const uint4*>(key1 + d * kSlots);
-        const __half *k0 = reinterpret_cast<const __half*>(&raw0), *k1 = reinterpret_cast<const __half*>(&raw1);
+        const fp16 *k0 = reinterpret_cast<const fp16*>(&raw0), *k1 = reinterpret_cast<const fp16*>(&raw1);
 #pragma unroll
         for (int part = 0; part < 8; part += 4) {
           float v0[4], v1[4];
 #pragma unroll
           for (int e = 0; e < 4; e++) {
-            v0[e] = __half2float(k0[part + e]);
-            v1[e] = __half2float(k1[part + e]);
+            v0[e] = x1_half_float(k0[part + e]);
+            v1[e] = x1_half_float(k1[part + e]);
           }
 #pragma unroll
           for (int r = 0; r < 8; r++) {
@@ -89,16 +90,16 @@
 #pragma unroll
     for (int r = 0; r < 8; r++) {
       const int position = low + r, first = w > 0 ? position + 1 - w : 0;
-      float top = -INFINITY;
+      float top = kMinusInfinity;
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         const int j = start + lane + 32 * i;
-        if (j < first || j > position) s[r][i] = -INFINITY;
+        if (j < first || j > position) s[r][i] = kMinusInfinity;
         top = fmaxf(top, s[r][i]);
       }
       chunk_m[r] = x1_warp_max(top);
 #pragma unroll
-      for (int i = 0; i < 8; i++) s[r][i] = s[r][i] == -INFINITY ? 0.0f : x1_exp(x1_add(s[r][i], -chunk_m[r]));
+      for (int i = 0; i < 8; i++) s[r][i] = s[r][i] == kMinusInfinity ? 0.0f : x1_exp(x1_add(s[r][i], -chunk_m[r]));
       chunk_l[r] = __shfl_sync(kAllLanes, x1_tree256(s[r]), 0);
     }
     __syncwarp();
@@ -118,16 +119,16 @@
     const int from = max(start, first_of_all), to = min(start + kChunk, high + 1);
 #pragma unroll 4
     for (int j = from; j < to; j++) {
-      const __half* value = values + (((size_t)table[j / kSlots] * KV_HEADS + kv_head) * kSlots + j % kSlots) * D + lane * kEach;
+      const fp16* value = values + (((size_t)table[j / kSlots] * KV_HEADS + kv_head) * kSlots + j % kSlots) * D + lane * kEach;
       float v[kEach];
       if (D == 128) {
         const uint2 raw = *reinterpret_cast<const uint2*>(value);
-        const __half* h = reinterpret_cast<const __half*>(&raw);
+        const fp16* h = reinterpret_cast<const fp16*>(&raw);
 #pragma unroll
-        for (int e = 0; e < kEach; e++) v[e] = __half2float(h[e]);
+        for (int e = 0; e < kEach; e++) v[e] = x1_half_float(h[e]);
       } else {
 #pragma unroll
-        for (int e = 0; e < kEach; e++) v[e] = lane * kEach + e < D ? __half2float(value[e]) : 0.0f;
+        for (int e = 0; e < kEach; e++) v[e] = lane * kEach + e < D ? x1_half_float(value[e]) : 0.0f;
       }
       const float4 a = *reinterpret_cast<const float4*>(weights + (j - start) * 8);
       const float4 b = *reinterpret_cast<const float4*>(weights + (j - start) * 8 + 4);
@@ -140,7 +141,7 @@
     }
 #pragma unroll
     for (int r = 0; r < 8; r++) {
-      if (chunk_m[r] == -INFINITY) continue;
+      if (chunk_m[r] == kMinusInfinity) continue;
       const bool merge = any[r];
       const float top = merge ? fmaxf(m[r], chunk_m[r]) : chunk_m[r];
       const float fa = merge ? x1_exp(x1_add(m[r], -top)) : 0.0f, fc = x1_exp(x1_add(chunk_m[r], -top));

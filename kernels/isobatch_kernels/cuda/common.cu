@@ -1,7 +1,6 @@
 // Building blocks of numeric class X1 (docs/numerics.md), for all kernels.
 // Every rounding is written out: the compiler may contract plain a*b+c, but never these intrinsics.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+// @use device
 
 constexpr unsigned kBlockFloorBits = 0x2B800000u;     // 2^-40
 constexpr unsigned kNonFiniteBits = 0x6F800000u;      // 2^96
@@ -16,6 +15,7 @@ constexpr int kChunk = 256;             // positions of an attention chunk
 constexpr int kStatisticsChunk = 1024;  // ids
 constexpr int kSlots = 16;              // positions of a cache block
 constexpr unsigned kAllLanes = 0xffffffffu;
+#define kMinusInfinity __uint_as_float(0xff800000u)
 
 __device__ __forceinline__ float x1_mul(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float x1_add(float a, float b) { return __fadd_rn(a, b); }
@@ -68,11 +68,15 @@ __device__ __forceinline__ float x1_silu_mul(float g, float u) {
 }
 
 // Nearest fp16, saturated; NaN becomes a finite value, so that a cache never holds one.
-__device__ __forceinline__ __half x1_to_half(float x) {
+__device__ __forceinline__ fp16 x1_to_half(float x) {
   if (x > 65504.0f) x = 65504.0f;
   if (!(x >= -65504.0f)) x = x < 0.0f ? -65504.0f : 65504.0f;
-  return __float2half_rn(x);
+  return x1_nearest_half(x);
 }
+__device__ __forceinline__ float2 x1_half_floats(unsigned two) {
+  return make_float2(x1_half_float((fp16)(two & 0xffffu)), x1_half_float((fp16)(two >> 16)));
+}
+__device__ __forceinline__ float x1_bfloat_float(bf16 b) { return __uint_as_float((unsigned)b << 16); }
 
 // The part of sum256's tree inside a warp: lane i holds chain i.
 __device__ __forceinline__ float x1_tree32(float c) {
@@ -93,18 +97,6 @@ __device__ __forceinline__ float x1_warp_max(float v) {
 }
 
 // Marks a token row as non-finite: the smallest 1 + op index stays. Flags start at 0xffffffff.
-__device__ __forceinline__ void x1_record(const unsigned* flags, int row, int op) {
-  atomicMin(const_cast<unsigned*>(flags) + row, 1u + (unsigned)op);
-}
+__device__ __forceinline__ void x1_record(unsigned* flags, int row, int op) { atomicMin(flags + row, 1u + (unsigned)op); }
 
 __device__ __forceinline__ int x1_slice_begin(int i, int n) { return (int)((long long)i * n / kSlices); }
-
-__device__ __forceinline__ void x1_copy16(void* to, const void* from) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from));
-}
-__device__ __forceinline__ void x1_commit() { asm volatile("cp.async.commit_group;\n"); }
-template <int N>
-__device__ __forceinline__ void x1_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(N));
-}

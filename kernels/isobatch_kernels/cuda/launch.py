@@ -1,268 +1,242 @@
-"""Launches the kernels: one method for each, with its grid, template and output shapes."""
+"""Launches the kernels: one method for each, with its grid, constants and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-import mlx.core as mx
-
-from isobatch_kernels.cuda.source import included, load_kernels
-from isobatch_kernels.cuda.tuning import choose_rows, choose_tiles
-from isobatch_kernels.cuda.weights import PackedDense, PackedWeight
+from isobatch_kernels.cuda.device import Argument, Blocks, Device, KernelKey
+from isobatch_kernels.cuda.tuning import (
+    RowsShape,
+    choose_rows,
+    choose_share,
+    choose_tiles,
+    for_rows,
+    rows_top,
+)
+from isobatch_kernels.cuda.weights import PackedDense, PackedWeight, WeightFormat
 
 GROUP: Final = 256  # threads of a block, except where a method says otherwise
-Shape = tuple[int, ...]
+FEW_ROWS: Final = 32  # most rows of linear_rows
+_FLOAT: Final = 4  # bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """fp32 rows on the device, side by side."""
+
+    address: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Activations:
     """Quantised rows on the device (quantize.cu)."""
 
-    q: mx.array
-    ds: mx.array
-    ds_half: mx.array
+    q: int
+    ds: int
+    ds_half: int  # 0 where half blocks have no sums
     rows: int
     width: int
     block: int
 
+    @property
+    def padded(self) -> int:
+        """Rows of `ds`."""
+        return -(-self.rows // 8) * 8
 
-@dataclass(frozen=True, slots=True, eq=False)
+    @property
+    def groups(self) -> int:
+        """Thread blocks of a kernel whose warps make one block of a row each."""
+        return -(-self.width // (8 * self.block))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What kernels that write it are compiled for."""
+        return {"A": self.block, "HALVES": int(self.ds_half != 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a linear layer writes: columns of rows, with what is added to them."""
+
+    address: int  # of the first column
+    stride: int  # columns of a row
+    bias: int = 0  # 0 for none
+    residual: int = 0  # likewise; of the same stride
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionArrays:
     """What attention needs to know of a step."""
 
-    rows: mx.array  # (T,) row of tables
-    positions: mx.array  # (T,)
-    tables: mx.array  # (S, blocks)
-    tokens: mx.array  # (n,) tokens whose chunks are shared out
-    begins: mx.array  # (p,) first tokens of parts
-    counts: mx.array  # (p,)
-    num_tokens: int  # n, 0 where tokens is a stand-in
+    rows: int  # (T,) row of tables
+    positions: int  # (T,)
+    tables: int  # (S, width)
+    singles: int  # (n,) tokens whose chunks are shared out
+    single_positions: int  # (n,)
+    single_rows: int  # (n,)
+    begins: int  # (p,) first tokens of parts
+    counts: int  # (p,)
+    num_singles: int
+    num_parts: int
+    width: int
     chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """A layer's keys and values."""
+
+    keys: int
+    values: int
 
 
 @dataclass(slots=True)
 class Launcher:
-    """Makes kernels on first use and runs them."""
+    """Runs kernels on a device, or collects which ones would be run."""
 
+    device: Device
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    _kernels: dict[tuple[str, int], Any] = field(default_factory=dict)
-    _numbers: dict[Shape, mx.array] = field(default_factory=dict)
-    dispatches: int = 0
-
-    def number(self, *shape: int) -> mx.array:
-        """An array whose shape tells a kernel a size, without memory of its own."""
-        if shape not in self._numbers:
-            array = mx.broadcast_to(mx.zeros((1,) * len(shape)), shape)
-            mx.eval(array)
-            self._numbers[shape] = array
-        return self._numbers[shape]
+    timed: dict[tuple[WeightFormat, int], RowsShape] = field(default_factory=dict)
+    collected: list[KernelKey] | None = None  # where a list, nothing is launched
+    _keys: dict[tuple[str, int, tuple[int, ...]], KernelKey] = field(default_factory=dict)
 
     def run(
         self,
         name: str,
-        inputs: Sequence[mx.array],
-        outputs: Sequence[tuple[Shape, mx.Dtype]],
-        blocks: tuple[int, int, int],
-        template: dict[str, int] | None = None,
+        blocks: Blocks,
+        arguments: Sequence[Argument],
+        constants: dict[str, int] | None = None,
         threads: int = GROUP,
         shared_memory: int = 0,
-    ) -> list[mx.array]:
+        *,
+        early: bool = True,
+    ) -> None:
         """Runs a kernel on a grid of blocks."""
-        key = (name, shared_memory)
-        if key not in self._kernels:
-            source = load_kernels()[name]
-            text = included(source)
-            self._kernels[key] = mx.fast.cuda_kernel(
-                name=f"isobatch_{name}",
-                input_names=list(source.inputs),
-                output_names=list(source.outputs),
-                source=text.body,
-                header=text.header,
-                ensure_row_contiguous=False,
-                shared_memory=shared_memory,
-            )
-        self.dispatches += 1
-        result: list[mx.array] = self._kernels[key](
-            inputs=list(inputs),
-            template=list(template.items()) if template else None,
-            grid=(blocks[0] * threads, blocks[1], blocks[2]),
-            threadgroup=(threads, 1, 1),
-            output_shapes=[shape for shape, _ in outputs],
-            output_dtypes=[dtype for _, dtype in outputs],
-        )
-        return result
+        known = (name, shared_memory, tuple(constants.values()) if constants else ())
+        key = self._keys.get(known)
+        if key is None:
+            key = KernelKey(name, tuple((constants or {}).items()), shared_memory)
+            self._keys[known] = key
+        if self.collected is not None:
+            self.collected.append(key)
+            return
+        self.device.launch(key, blocks, threads, arguments, early=early)
 
     # ------------------------------------------------------------------ activations
 
-    def _activations(
-        self,
-        name: str,
-        inputs: Sequence[mx.array],
-        rows: int,
-        width: int,
-        block: int,
-        halves: bool,
-        groups: int,
-        template: dict[str, int] | None = None,
-    ) -> Activations:
-        blocks, padded = -(-width // block), -(-rows // 8) * 8
-        half_shape = (-(-width // 16), padded, 2) if halves else (1,)
-        q, ds, ds_half = self.run(
-            name,
-            inputs,
-            [
-                ((rows, width), mx.float16),
-                ((blocks, padded, 2), mx.float32),
-                (half_shape, mx.float32),
-            ],
-            (groups, rows, 1),
-            {**(template or {}), "A": block, "HALVES": int(halves)},
-        )
-        return Activations(q, ds, ds_half, rows, width, block)
-
-    def quantize(
-        self, x: mx.array, block: int, halves: bool, flags: mx.array, op: int
-    ) -> Activations:
+    def quantize(self, x: Rows, out: Activations, flags: int, op: int) -> None:
         """Rows of x (M, K) as 12-bit integers."""
-        rows, width = x.shape
-        inputs = [x, flags, self.number(op)]
-        groups = -(-width // (8 * block))
-        return self._activations("quantize", inputs, rows, width, block, halves, groups)
+        arguments = [x.address, out.q, out.ds, out.ds_half, flags, x.rows, x.width, op]
+        self.run("quantize", (out.groups, x.rows, 1), arguments, out.constants)
 
-    def gate_quantize(
-        self, x: mx.array, block: int, halves: bool, flags: mx.array, op: int
-    ) -> Activations:
+    def gate_quantize(self, x: Rows, out: Activations, flags: int, op: int) -> None:
         """silu(gate)*up of x (M, 2*K), quantised."""
-        rows, width = x.shape[0], x.shape[1] // 2
-        inputs = [x.reshape(rows, 2, width), flags, self.number(op)]
-        groups = -(-width // (8 * block))
-        return self._activations("gate_quantize", inputs, rows, width, block, halves, groups)
+        arguments = [x.address, out.q, out.ds, out.ds_half, flags, x.rows, out.width, op]
+        self.run("gate_quantize", (out.groups, x.rows, 1), arguments, out.constants)
 
-    def gate(self, x: mx.array) -> mx.array:
+    def gate(self, x: Rows, out: Rows) -> None:
         """silu(gate)*up of x (M, 2*K), fp32."""
-        rows, width = x.shape[0], x.shape[1] // 2
-        return self.run(
-            "gate",
-            [x.reshape(rows, 2, width)],
-            [((rows, width), mx.float32)],
-            (-(-width // GROUP), rows, 1),
-        )[0]
+        blocks = (-(-out.width // GROUP), x.rows, 1)
+        self.run("gate", blocks, [x.address, out.address, out.width])
 
     def norm_quantize(
         self,
-        x: mx.array,
-        weight: mx.array,
-        constants: mx.array,
-        rows: mx.array,
-        block: int,
-        halves: bool,
-        flags: mx.array,
+        x: Rows,
+        weight: int,
+        constants: tuple[float, float],
+        rows: int,
+        out: Activations,
+        flags: int,
         op: int,
-    ) -> Activations:
-        """RMS norm of some rows of x, quantised; constants: fl(1/K), eps."""
-        inputs = [x, weight, constants, rows, flags, self.number(op)]
-        count, width = rows.shape[0], x.shape[1]
-        return self._activations("norm_quantize", inputs, count, width, block, halves, 1)
+    ) -> None:
+        """RMS norm of some rows of x (0: all), quantised; constants: fl(1/K), eps."""
+        self.run(
+            "norm_quantize",
+            (1, out.rows, 1),
+            [
+                *(x.address, weight, rows, out.q, out.ds, out.ds_half, flags),
+                *(out.rows, x.width, *constants, op),
+            ],
+            out.constants,
+        )
 
-    def norm(self, x: mx.array, weight: mx.array, constants: mx.array, rows: mx.array) -> mx.array:
-        """RMS norm of some rows of x, fp32."""
-        shape = (rows.shape[0], x.shape[1])
-        inputs = [x, weight, constants, rows]
-        return self.run("norm", inputs, [(shape, mx.float32)], (1, shape[0], 1))[0]
+    def norm(
+        self, x: Rows, weight: int, constants: tuple[float, float], rows: int, out: Rows
+    ) -> None:
+        """RMS norm of some rows of x (0: all), fp32."""
+        arguments = [x.address, weight, rows, out.address, x.width, *constants]
+        self.run("norm_rows", (1, out.rows, 1), arguments)
 
     # ------------------------------------------------------------------ weights
 
-    def embed(self, weight: PackedWeight | PackedDense, ids: mx.array) -> mx.array:
+    def embed(self, weight: PackedWeight | PackedDense, ids: int, out: Rows) -> None:
         """Rows of an embedding, (T, K) fp32."""
-        shape = (ids.shape[0], weight.num_inputs)
-        blocks = (-(-shape[1] // GROUP), shape[0], 1)
+        blocks = (-(-out.width // GROUP), out.rows, 1)
+        arguments = [weight.address, ids, out.address, out.width]
         if isinstance(weight, PackedDense):
-            inputs = [weight.values, ids]
-            return self.run("embed_dense", inputs, [(shape, mx.float32)], blocks)[0]
-        inputs = [weight.words, ids, self.number(weight.num_inputs)]
-        return self.run("embed", inputs, [(shape, mx.float32)], blocks, _format(weight))[0]
+            self.run("embed_dense", blocks, arguments, {"BFLOAT": int(weight.is_bfloat)})
+        else:
+            self.run("embed", blocks, arguments, weight.constants)
 
     def linear(
-        self,
-        x: Activations,
-        weight: PackedWeight,
-        bias: mx.array | None,
-        residual: mx.array | None,
-        *,
-        logit: bool = False,
-    ) -> mx.array:
+        self, x: Activations, weight: PackedWeight, out: Output, *, logit: bool = False
+    ) -> None:
         """x @ w.T, then + bias, then + residual: (M, N) fp32."""
-        shape = (x.rows, weight.num_outputs)
-        inputs = [
-            weight.words,
-            x.q,
-            x.ds if weight.sub_block == x.block else x.ds_half,
-            self.number(shape[1]) if bias is None else bias,
-            self.number(*shape) if residual is None else residual,
+        ds = x.ds if weight.sub_block == x.block else x.ds_half
+        arguments = [
+            *(weight.address, x.q, ds, out.bias, out.residual, out.address),
+            *(x.rows, x.width, weight.num_outputs, out.stride, x.padded),
         ]
-        template = {**_format(weight), "LOGIT": int(logit)}
-        if x.rows <= 32:
-            rows = choose_rows(x.rows, weight)
-            return self.run(
-                "linear_rows",
-                inputs,
-                [(shape, mx.float32)],
-                rows.blocks,
-                {
-                    **template,
-                    "NT": rows.nt,
-                    "MT": rows.mt,
-                    "HELD": rows.held,
-                    "STAGES": rows.stages,
-                },
-                shared_memory=rows.shared_memory,
-            )[0]
-        tiles = choose_tiles(x.rows, weight)
-        return self.run(
-            "linear_tiles",
-            inputs,
-            [(shape, mx.float32)],
-            tiles.blocks,
-            {**template, "RP": tiles.parts, "STAGES": tiles.stages},
-            threads=128 * tiles.parts,
-            shared_memory=tiles.shared_memory,
-        )[0]
+        constants = {**weight.constants}
+        if x.rows <= FEW_ROWS:
+            shape = self.rows_shape(x.rows, weight)
+            constants |= rows_constants(shape, logit=logit)
+            memory = shape.shared_memory
+            self.run("linear_rows", shape.blocks, arguments, constants, GROUP, memory)
+            return
+        tiles = choose_tiles(x.rows, weight, self.device.chip)
+        constants |= {"WT": tiles.warp_tiles, "RP": tiles.parts, "STAGES": tiles.stages}
+        constants["LOGIT"] = int(logit)
+        memory = tiles.shared_memory
+        self.run("linear_tiles", tiles.blocks, arguments, constants, tiles.threads, memory)
+
+    def rows_shape(self, rows: int, weight: PackedWeight) -> RowsShape:
+        """The launch of linear_rows that was found fastest, or else is thought to be."""
+        timed = self.timed.get((weight.format, rows_top(rows)))
+        if timed is not None:
+            return for_rows(rows, weight, timed)
+        return choose_rows(rows, weight, self.device.chip)
 
     def dense(
         self,
-        x: mx.array,
+        x: Rows,
+        prepared: tuple[int, int],
         weight: PackedDense,
-        bias: mx.array | None,
-        residual: mx.array | None,
-        flags: mx.array,
+        out: Output,
+        flags: int,
         op: int,
         *,
         logit: bool = False,
-    ) -> mx.array:
-        """As `linear`, for fp32 rows and a 16-bit matrix."""
-        rows, width = x.shape
-        scaled, powers = self.run(
-            "prepare_dense",
-            [x, flags, self.number(op)],
-            [((rows, width), mx.float32), ((rows,), mx.float32)],
-            (rows, 1, 1),
-            {"BFLOAT": int(weight.is_bfloat)},
+    ) -> None:
+        """As `linear`, for fp32 rows and a 16-bit matrix; `prepared`: room for (M, K) and (M,)."""
+        bfloat = {"BFLOAT": int(weight.is_bfloat)}
+        arguments = [x.address, *prepared, flags, x.width, op]
+        self.run("prepare_dense", (x.rows, 1, 1), arguments, bfloat)
+        self.run(
+            "dense",
+            (weight.tiles, -(-x.rows // 4), 1),
+            [
+                *(weight.address, *prepared, out.bias, out.residual, out.address),
+                *(x.rows, x.width, weight.num_outputs, out.stride),
+            ],
+            {**bfloat, "LOGIT": int(logit)},
         )
-        shape = (rows, weight.num_outputs)
-        inputs = [
-            weight.values,
-            scaled,
-            powers,
-            self.number(shape[1]) if bias is None else bias,
-            self.number(*shape) if residual is None else residual,
-        ]
-        blocks = (weight.values.shape[0], -(-rows // 4), 1)
-        template = {"LOGIT": int(logit)}
-        return self.run("dense", inputs, [(shape, mx.float32)], blocks, template)[0]
 
     # ------------------------------------------------------------------ attention
 
@@ -272,95 +246,100 @@ class Launcher:
 
     def rope_write_kv(
         self,
-        qkv: mx.array,
-        table: mx.array,
-        positions: mx.array,
-        blocks: mx.array,
-        cache: mx.array,
-        layer: int,
-        scale: mx.array,
-        flags: mx.array,
+        qkv: Rows,
+        table: tuple[int, int],
+        positions: int,
+        blocks: int,
+        cache: LayerCache,
+        queries: int,
+        scale: float,
+        flags: int,
         op: int,
         *,
         interleaved: bool,
-    ) -> mx.array:
-        """Queries (T, heads*D), roped and scaled; writes keys and values into the cache."""
-        rows = qkv.shape[0]
-        number = self.number(layer + 1)
-        inputs = [qkv, table, positions, blocks, cache, number, scale, flags, self.number(op)]
-        shape = (rows, self.num_heads * self.head_dim)
-        groups = -(-qkv.shape[1] // GROUP)
-        template = {**self._heads, "INTERLEAVED": int(interleaved)}
-        blocks_of_rows = (groups, rows, 1)
-        return self.run("rope_write_kv", inputs, [(shape, mx.float32)], blocks_of_rows, template)[0]
+    ) -> None:
+        """Queries (T, heads*D), roped and scaled; keys and values go to the cache.
+
+        `table`: its address and half the rotary dimension; `blocks`: (T,) of the cache.
+        """
+        self.run(
+            "rope_write_kv",
+            (-(-qkv.width // GROUP), qkv.rows, 1),
+            [
+                *(qkv.address, table[0], positions, blocks, cache.keys, cache.values),
+                *(queries, flags, table[1], scale, op),
+            ],
+            {**self._heads, "INTERLEAVED": int(interleaved)},
+        )
 
     def attention_chunks(
-        self, queries: mx.array, step: AttentionArrays, cache: mx.array, layer: int, window: int
-    ) -> mx.array:
+        self, queries: int, step: AttentionArrays, cache: LayerCache, window: int, partials: int
+    ) -> None:
         """Partial results of the chunks of the step's single tokens."""
-        shape = (step.num_tokens, self.num_heads, step.chunks, self.head_dim + 2)
-        number, limit = self.number(layer + 1), self.number(window + 1)
-        inputs = [
-            *(queries, step.tokens, step.rows, step.positions, step.tables),
-            *(cache, number, limit),
-        ]
-        blocks = (step.chunks, self.num_kv_heads, step.num_tokens)
-        return self.run(
+        group = self.num_heads // self.num_kv_heads
+        alone = step.chunks * self.num_kv_heads * step.num_singles
+        share = choose_share(group, alone, self.device.chip)
+        self.run(
             "attention_chunks",
-            inputs,
-            [(shape, mx.float32)],
-            blocks,
-            self._heads,
-            threads=512,
-            # At least what makes MLX raise the limit, which the kernel's own arrays need too.
-            shared_memory=max(49152, 256 * self.head_dim * 2),
-        )[0]
+            (step.chunks, self.num_kv_heads * -(-group // share), step.num_singles),
+            [
+                *(queries, step.singles, step.single_positions, step.single_rows, step.tables),
+                *(cache.keys, cache.values, partials, step.width, window),
+            ],
+            {**self._heads, "SHARE": share},
+            shared_memory=256 * self.head_dim * 2,
+        )
 
     def merge_quantize(
         self,
-        partials: mx.array,
+        partials: int,
         step: AttentionArrays,
         window: int,
-        block: int,
-        halves: bool,
-        flags: mx.array,
+        out: Activations,
+        flags: int,
         op: int,
-    ) -> Activations:
+    ) -> None:
         """Merges the chunks of all tokens and quantises; head_dim is a multiple of the block."""
-        rows, width = step.num_tokens, self.num_heads * self.head_dim
-        limit = self.number(window + 1)
-        inputs = [partials, step.tokens, step.positions, limit, flags, self.number(op)]
-        template = {"HEADS": self.num_heads, "D": self.head_dim}
-        groups = -(-width // (8 * block))
-        return self._activations(
-            "attention_merge_quantize", inputs, rows, width, block, halves, groups, template
+        self.run(
+            "attention_merge_quantize",
+            (out.groups, out.rows, 1),
+            [
+                *(partials, step.positions, out.q, out.ds, out.ds_half, flags),
+                *(step.chunks, window, op),
+            ],
+            {"HEADS": self.num_heads, "D": self.head_dim, **out.constants},
         )
 
     def attention(
         self,
-        queries: mx.array,
-        partials: mx.array | None,
+        queries: int,
+        partials: int,
         step: AttentionArrays,
-        cache: mx.array,
-        layer: int,
+        cache: LayerCache,
         window: int,
-    ) -> mx.array:
+        out: int,
+    ) -> None:
         """Attention of the step's parts, and the merge of its single tokens: (T, heads*D) fp32."""
-        inputs = [
-            *(queries, step.begins, step.counts, step.rows, step.positions, step.tables),
-            *(cache, self.number(layer + 1), self.number(window + 1)),
-            *(self.number(1, 1, 1) if partials is None else partials, step.tokens),
-        ]
-        blocks = (self.num_heads, step.counts.shape[0] + step.num_tokens, 1)
-        return self.run(
+        self.run(
             "attention_prefill",
-            inputs,
-            [(queries.shape, mx.float32)],
-            blocks,
+            (self.num_heads, step.num_parts + step.num_singles, 1),
+            [
+                *(queries, step.begins, step.counts, step.rows, step.positions, step.tables),
+                *(cache.keys, cache.values, partials, step.singles, out),
+                *(step.num_parts, step.width, step.chunks, window),
+            ],
             self._heads,
-            shared_memory=8 * 8 * (self.head_dim + 256) * 4,
-        )[0]
+            shared_memory=8 * 8 * (self.head_dim + 256) * _FLOAT,
+        )
 
 
-def _format(weight: PackedWeight) -> dict[str, int]:
-    return {"SB": weight.storage_bits, "B": weight.sub_block, "ST": weight.scale_type}
+def rows_constants(shape: RowsShape, *, logit: bool) -> dict[str, int]:
+    """What linear_rows is compiled for, beside the weight's format."""
+    return {
+        "NT": shape.nt,
+        "MT": shape.mt,
+        "HELD": shape.held,
+        "DEEP": shape.deep,
+        "STAGES": shape.stages,
+        "LOGIT": int(logit),
+    }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -14,15 +14,16 @@ from isobatch_kernels.step import Float32
 class DeviceLogits:
     """Stands in for an fp32 array (L, vocabulary): reading copies all of it once."""
 
-    def __init__(self, array: mx.array) -> None:
-        """`array` is evaluated already."""
-        self._array = array
+    def __init__(self, shape: tuple[int, int], copy: Callable[[Float32], None]) -> None:
+        """`copy` fills an array with the values, or raises where they are gone."""
+        self._shape = shape
+        self._copy = copy
         self._values: Float32 | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(L, vocabulary)."""
-        return tuple(self._array.shape)
+        return self._shape
 
     @property
     def dtype(self) -> np.dtype[np.float32]:
@@ -31,7 +32,7 @@ class DeviceLogits:
 
     def __len__(self) -> int:
         """Number of wanted positions."""
-        return int(self._array.shape[0])
+        return self._shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         """As numpy's."""
@@ -49,5 +50,7 @@ class DeviceLogits:
 
     def _read(self) -> Float32:
         if self._values is None:
-            self._values = np.array(self._array)
+            values = np.empty(self._shape, dtype=np.float32)
+            self._copy(values)
+            self._values = values
         return self._values

@@ -2,7 +2,8 @@
 // @use quantize
 
 // The factor r of a row; `chains` is shared memory.
-__device__ __forceinline__ float norm_factor(const float* x, int K, const float* constants, float (&chains)[256]) {
+__device__ __forceinline__ float norm_factor(const float* x, int K, float inverse, float epsilon,
+                                             float (&chains)[256]) {
   const int l = threadIdx.x;
   float c = 0.0f;
   for (int base = l; base < K; base += 16 * 256) {
@@ -21,38 +22,45 @@ __device__ __forceinline__ float norm_factor(const float* x, int K, const float*
 #pragma unroll
   for (int i = 0; i < 8; i++) v[i] = chains[(l & 31) + 32 * i];
   const float sum = __shfl_sync(kAllLanes, x1_tree256(v), 0);
-  return x1_rsqrt(x1_fma(sum, constants[0], constants[1]));
+  return x1_rsqrt(x1_fma(sum, inverse, epsilon));
 }
 
 // @kernel norm_quantize
-// @inputs x weight constants rows flags op
-// @outputs q ds ds_half
-// x (T, K); rows (M): which rows of x; constants: fl(1/K), eps. Template: A, HALVES. Blocks (1, M) of 256.
-{
+// @constants A HALVES
+// x (T, K); rows (M): which rows of x, null for 0, 1, 2, ..; inverse: fl(1/K). Blocks (1, M) of 256.
+X1_KERNEL __launch_bounds__(256) norm_quantize(const float* x, const float* weight, const int* rows, fp16* q, float* ds,
+                                               float* ds_half, unsigned* flags, int M, int K, float inverse, float epsilon,
+                                               int op) {
   __shared__ float chains[256];
-  const int M = rows_shape[0], K = x_shape[1], lane = threadIdx.x & 31, row = blockIdx.y;
+  const int lane = threadIdx.x & 31, row = blockIdx.y;
   constexpr int kEach = A / 32, kAtOnce = 8;
-  const float* from = x + (size_t)rows[row] * K;
-  // What the second pass needs is on its way during the first.
+  // What the second pass needs is on its way during the first, and the weights before the previous launch ends.
   float values[kAtOnce][kEach], weights[kAtOnce][kEach];
-  auto load = [&](int base) {
+  auto load = [&](const float* from, int base, float(&to)[kAtOnce][kEach]) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
 #pragma unroll
       for (int e = 0; e < kEach; e++) {
         const int k = (base + 8 * i) * A + lane * kEach + e;
-        values[i][e] = k < K ? from[k] : 0.0f;
-        weights[i][e] = k < K ? weight[k] : 0.0f;
+        to[i][e] = k < K ? from[k] : 0.0f;
       }
     }
   };
-  load(threadIdx.x >> 5);
-  const float r = norm_factor(from, K, constants, chains);
-  const BlockWriter<A, HALVES> writer{reinterpret_cast<__half*>(q), ds, ds_half, (M + 7) / 8 * 8};
+  load(weight, threadIdx.x >> 5, weights);
+  x1_let_next_begin();
+  x1_after_previous();
+  const int token = rows ? rows[row] : row;
+  const float* from = x + (size_t)token * K;
+  load(from, threadIdx.x >> 5, values);
+  const float r = norm_factor(from, K, inverse, epsilon, chains);
+  const BlockWriter<A, HALVES> writer{q, ds, ds_half, (M + 7) / 8 * 8};
   bool finite = true;
   const int blocks = (K + A - 1) / A;
   for (int base = threadIdx.x >> 5; base < blocks; base += 8 * kAtOnce) {
-    if (base >= 8) load(base);
+    if (base >= 8) {
+      load(weight, base, weights);
+      load(from, base, values);
+    }
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
       const int block = base + 8 * i;
@@ -63,18 +71,18 @@ __device__ __forceinline__ float norm_factor(const float* x, int K, const float*
       finite &= writer.write(v, lane, K - block * A, row, block, K);
     }
   }
-  if (!finite && lane == 0) x1_record(flags, rows[row], op_shape[0]);
+  if (!finite && lane == 0) x1_record(flags, token, op);
 }
 
-// @kernel norm
-// @inputs x weight constants rows
-// @outputs y
-// The norm alone, as fp32 rows. Blocks (1, M) of 256.
-{
+// @kernel norm_rows
+// The norm alone, as fp32 rows y (M, K). Blocks (1, M) of 256.
+X1_KERNEL __launch_bounds__(256) norm_rows(const float* x, const float* weight, const int* rows, float* y, int K, float inverse,
+                                           float epsilon) {
   __shared__ float chains[256];
-  const int K = x_shape[1];
+  x1_let_next_begin();
+  x1_after_previous();
   const size_t row = blockIdx.y;
-  const float* from = x + (size_t)rows[row] * K;
-  const float r = norm_factor(from, K, constants, chains);
+  const float* from = x + (size_t)(rows ? rows[row] : row) * K;
+  const float r = norm_factor(from, K, inverse, epsilon, chains);
   for (int k = threadIdx.x; k < K; k += 256) y[row * K + k] = x1_mul(x1_mul(x1_flush(from[k], kInputFloor), r), weight[k]);
 }

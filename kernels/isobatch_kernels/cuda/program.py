@@ -1,4 +1,4 @@
-"""Translates a Program into launches, and a step into the arrays that they take."""
+"""Translates a Program into launches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-import mlx.core as mx
 import numpy as np
 
-from isobatch_kernels.cuda.launch import Activations, AttentionArrays, Launcher
-from isobatch_kernels.cuda.weights import PackedDense, PackedWeight, pack_dense, pack_quantized
+from isobatch_kernels.cuda.launch import (
+    Activations,
+    AttentionArrays,
+    Launcher,
+    LayerCache,
+    Output,
+    Rows,
+)
+from isobatch_kernels.cuda.scratch import Scratch
+from isobatch_kernels.cuda.timing import LinearUse
+from isobatch_kernels.cuda.weights import (
+    PackedDense,
+    PackedWeight,
+    WeightFormat,
+    pack_dense,
+    pack_quantized,
+)
 from isobatch_kernels.program import (
     AllGather,
     Buffer,
@@ -31,46 +45,57 @@ from isobatch_kernels.program import (
     Weight,
 )
 
-Value = mx.array | Activations
 _NO_ROWS: Final = "[program] every op must name a known buffer"
+_HALF, _WORD = 2, 4  # bytes
 
 
 @dataclass(slots=True)
 class Run:
-    """One step on its way through the launches."""
+    """One step on its way through the launches. Addresses are 0 for what is not there."""
 
+    tokens: int
+    wanted: int
     attention: AttentionArrays
-    token_ids: mx.array  # (T,)
-    all_rows: mx.array  # (T,) 0, 1, 2, ..
-    blocks: mx.array  # (T,) cache block of each token's position
-    wanted: mx.array | None  # (L,) or None where nothing is wanted
-    flags: mx.array  # (T + L,) of tokens, then of wanted positions
-    buffers: dict[str, Value]
-
-    def rows(self, name: str) -> mx.array:
-        """An fp32 buffer."""
-        value = self.buffers[name]
-        if isinstance(value, Activations):
-            raise ValueError(f"[program] buffer {name} must hold fp32 rows, got integers")
-        return value
+    token_ids: int  # (T,)
+    blocks: int  # (T,) cache block of each token's position
+    wanted_tokens: int  # (L,)
+    flags: int  # (T + L,) of tokens, then of wanted positions
+    logits: int  # where they are written
 
 
 Stage = Callable[[Run], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What stays on the device between steps."""
+
+    table: int  # (positions, half, 2) cosines and sines
+    half: int  # half the rotary dimension
+    caches: tuple[LayerCache, ...]
+
+
 class Stages:
     """A Program as launches, in order. Weights are packed at construction."""
 
-    def __init__(self, program: Program, launcher: Launcher, table: mx.array, cache: mx.array):
-        """Packs weights and vectors; `table` is the RoPE table, `cache` the key/value cache."""
+    def __init__(
+        self,
+        program: Program,
+        launcher: Launcher,
+        scratch: Scratch,
+        resident: Resident,
+        most_tokens: int,
+    ) -> None:
+        """Packs weights and vectors; a step has at most `most_tokens` tokens."""
         self._program = program
         self._launcher = launcher
-        self._table = table
-        self._cache = cache
-        self._scale = mx.array([program.dimensions.attention_scale], dtype=mx.float32)
+        self._scratch = scratch
+        self._resident = resident
+        self._most = -(-most_tokens // 8) * 8
         self._buffers: dict[str, Buffer] = {b.name: b for b in program.buffers}
         # By the identity of their sources and their sub-block: a tied embedding is packed once.
         self._packed: dict[tuple[int, ...], PackedWeight | PackedDense] = {}
+        self._vectors: list[int] = []
         self.logits = ""
         self._stages: list[tuple[bool, Stage]] = []
         linears = {
@@ -78,6 +103,9 @@ class Stages:
             for i, op in enumerate(program.ops)
             if isinstance(op, Linear)
         }
+        self._linears = [
+            (op, linears[i]) for i, op in enumerate(program.ops) if isinstance(op, Linear)
+        ]
         skip = -1
         for i, op in enumerate(program.ops):
             if i == skip:
@@ -93,25 +121,87 @@ class Stages:
             if stage is not None:
                 self._stages.append((wanted, stage))
 
-    def run(self, run: Run) -> mx.array:
-        """Runs every op but the statistics; gives an array behind the last op."""
+    def run(self, run: Run) -> None:
+        """Launches every op but the statistics."""
         for wanted, stage in self._stages:
-            if not wanted or run.wanted is not None:
+            if not wanted or run.wanted:
                 stage(run)
-        if run.wanted is not None and self.logits:
-            return run.rows(self.logits)
-        return run.rows(self._residual())
 
-    def _residual(self) -> str:
-        for op in reversed(self._program.ops):
-            if isinstance(op, Linear) and not op.wanted_only:
-                return op.out
-        raise ValueError("[program] some linear layer must work on every token, got none")
+    def linear_uses(self) -> list[LinearUse]:
+        """The quantised matrices of linear layers by their format."""
+        found: dict[WeightFormat, list[PackedWeight]] = {}
+        logits: dict[WeightFormat, bool] = {}
+        for op, weights in self._linears:
+            for weight in weights:
+                if isinstance(weight, PackedWeight):
+                    found.setdefault(weight.format, []).append(weight)
+                    logits.setdefault(weight.format, op.wanted_only)
+        return [LinearUse(tuple(found[form]), logits[form]) for form in found]
+
+    def close(self) -> None:
+        """Frees weights and vectors."""
+        device = self._launcher.device
+        for address in [*self._vectors, *(packed.address for packed in self._packed.values())]:
+            device.free(address)
+        self._packed.clear()
+        self._vectors.clear()
+
+    # ------------------------------------------------------------------ memory
 
     def _buffer(self, name: str) -> Buffer:
         if name not in self._buffers:
             raise ValueError(f"{_NO_ROWS}, got {name!r}")
         return self._buffers[name]
+
+    def _rows(self, run: Run, name: str, *, wanted: bool = False) -> Rows:
+        """An fp32 buffer."""
+        buffer = self._buffer(name)
+        if buffer.activation_block:
+            raise ValueError(f"[program] buffer {name} must hold fp32 rows, got integers")
+        count = run.wanted if wanted else run.tokens
+        if name == self._logits_name():
+            return Rows(run.logits, count, buffer.width)
+        address = self._scratch.get(f"rows {name}", self._most * buffer.width * _WORD)
+        return Rows(address, count, buffer.width)
+
+    def _logits_name(self) -> str:
+        last = self._program.ops[-1]
+        return last.logits if isinstance(last, RowStatistics) else ""
+
+    def _activations(self, run: Run, name: str, *, wanted: bool = False) -> Activations:
+        """A quantised buffer."""
+        buffer = self._buffer(name)
+        width, block, get = buffer.width, buffer.activation_block, self._scratch.get
+        halves = 0
+        if buffer.half_sums:
+            halves = get(f"half sums {name}", 2 * _WORD * self._most * -(-width // 16))
+        return Activations(
+            q=get(f"integers {name}", _HALF * self._most * width),
+            ds=get(f"sums {name}", 2 * _WORD * self._most * -(-width // block)),
+            ds_half=halves,
+            rows=run.wanted if wanted else run.tokens,
+            width=width,
+            block=block,
+        )
+
+    def _queries(self, qkv: str) -> int:
+        """Roped queries of a qkv buffer."""
+        dims = self._program.dimensions
+        size = self._most * dims.num_heads * dims.head_dim * _WORD
+        return self._scratch.get(f"queries {qkv}", size)
+
+    def _partials(self, step: AttentionArrays) -> int:
+        dims = self._program.dimensions
+        each = dims.num_heads * (dims.head_dim + 2) * _WORD
+        return self._scratch.get("partials", step.num_singles * step.chunks * each)
+
+    def _vector(self, values: Any) -> int:
+        array = np.ascontiguousarray(values, dtype=np.float32)
+        device = self._launcher.device
+        address = device.allocate(array.nbytes)
+        device.upload(address, array)
+        self._vectors.append(address)
+        return address
 
     # ------------------------------------------------------------------ weights
 
@@ -126,11 +216,12 @@ class Stages:
         sub_block = min(quantized[0].group_size, block) if quantized else 0
         key = (sub_block, *(id(w) for w in weights))
         if key not in self._packed:
+            device = self._launcher.device
             if quantized:
-                self._packed[key] = pack_quantized(quantized, sub_block)
+                self._packed[key] = pack_quantized(device, quantized, sub_block)
             else:
                 dense = [w for w in weights if isinstance(w, DenseWeight)]
-                self._packed[key] = pack_dense(dense)
+                self._packed[key] = pack_dense(device, dense)
         return self._packed[key]
 
     def _embedding(self, weight: Weight) -> PackedWeight | PackedDense:
@@ -145,31 +236,24 @@ class Stages:
     def _stage(
         self, index: int, op: Op, weights: Sequence[PackedWeight | PackedDense]
     ) -> Stage | None:
-        launcher = self._launcher
         match op:
             case Embed():
-                return self._embed(op)
+                weight = self._embedding(op.weight)
+                return lambda run: self._launcher.embed(
+                    weight, run.token_ids, self._rows(run, op.out)
+                )
             case NormQuantize():
                 return self._norm(index, op)
             case Quantize():
-                out = self._buffer(op.out)
-
-                def quantize(run: Run) -> None:
-                    run.buffers[op.out] = launcher.quantize(
-                        run.rows(op.x), out.activation_block, out.half_sums, run.flags, index
-                    )
-
-                return quantize
+                return lambda run: self._launcher.quantize(
+                    self._rows(run, op.x), self._activations(run, op.out), run.flags, index
+                )
             case Linear():
                 return self._linear(index, op, weights)
             case RopeWriteKV():
                 return self._rope(index, op)
             case PagedAttention():
-
-                def attention(run: Run) -> None:
-                    run.buffers[op.out] = self._attend(run, op)
-
-                return attention
+                return lambda run: self._attend(run, op)
             case GateQuantize():
                 return self._gate(index, op)
             case RowStatistics():
@@ -178,30 +262,21 @@ class Stages:
             case AllGather() | Observe():
                 return None
 
-    def _embed(self, op: Embed) -> Stage:
-        weight = self._embedding(op.weight)
-
-        def embed(run: Run) -> None:
-            run.buffers[op.out] = self._launcher.embed(weight, run.token_ids)
-
-        return embed
-
     def _norm(self, index: int, op: NormQuantize) -> Stage:
-        out, launcher = self._buffer(op.out), self._launcher
-        weight = mx.array(np.ascontiguousarray(op.weight, dtype=np.float32))
+        weight = self._vector(op.weight)
         inverse = np.float32(1) / np.float32(len(op.weight))
-        constants = mx.array(np.array([inverse, op.epsilon], dtype=np.float32))
+        constants = (float(inverse), float(np.float32(op.epsilon)))
+        is_integer = self._buffer(op.out).activation_block > 0
 
         def norm(run: Run) -> None:
-            rows = run.wanted if op.wanted_only and run.wanted is not None else run.all_rows
-            x = run.rows(op.x)
-            if out.activation_block == 0:
-                run.buffers[op.out] = launcher.norm(x, weight, constants, rows)
-                return
-            block, halves = out.activation_block, out.half_sums
-            run.buffers[op.out] = launcher.norm_quantize(
-                x, weight, constants, rows, block, halves, run.flags, index
-            )
+            only = op.wanted_only and run.wanted > 0
+            rows, x = run.wanted_tokens if only else 0, self._rows(run, op.x)
+            if is_integer:
+                out = self._activations(run, op.out, wanted=only)
+                self._launcher.norm_quantize(x, weight, constants, rows, out, run.flags, index)
+            else:
+                fp32 = self._rows(run, op.out, wanted=only)
+                self._launcher.norm(x, weight, constants, rows, fp32)
 
         return norm
 
@@ -210,65 +285,73 @@ class Stages:
     ) -> Stage:
         if op.policy != "exact":
             raise ValueError(f"[linear] policy must be 'exact', got {op.policy!r}")
-        launcher = self._launcher
-        bias = None if op.bias is None else mx.array(np.asarray(op.bias, dtype=np.float32))
+        launcher, only = self._launcher, op.wanted_only
+        bias = 0 if op.bias is None else self._vector(op.bias)
         begins = np.cumsum([0, *(w.num_outputs for w in weights)]).tolist()
-        alone = len(weights) == 1
+        is_integer = self._buffer(op.x).activation_block > 0
+
+        def prepared() -> tuple[int, int]:
+            size = self._most * self._buffer(op.x).width * _WORD
+            return self._scratch.get(f"scaled {op.x}", size), self._scratch.get(
+                f"powers {op.x}", self._most * _WORD
+            )
 
         def linear(run: Run) -> None:
-            x = run.buffers[op.x]
-            residual = None if op.residual is None else run.rows(op.residual)
-            parts = []
+            out = self._rows(run, op.out, wanted=only)
+            residual = 0
+            if op.residual is not None:
+                residual = self._rows(run, op.residual, wanted=only).address
             for weight, begin in zip(weights, begins, strict=False):
-                end = begin + weight.num_outputs
-                some_bias = bias if bias is None or alone else bias[begin:end]
-                some_residual = residual
-                if residual is not None and not alone:
-                    some_residual = mx.contiguous(residual[:, begin:end])
-                if isinstance(x, Activations) and isinstance(weight, PackedWeight):
-                    y = launcher.linear(x, weight, some_bias, some_residual, logit=op.wanted_only)
-                elif isinstance(x, mx.array) and isinstance(weight, PackedDense):
-                    flags = run.flags[len(run.all_rows) :] if op.wanted_only else run.flags
-                    y = launcher.dense(
-                        x, weight, some_bias, some_residual, flags, index, logit=op.wanted_only
-                    )
+                columns = Output(
+                    address=out.address + begin * _WORD,
+                    stride=out.width,
+                    bias=bias + begin * _WORD if bias else 0,
+                    residual=residual + begin * _WORD if residual else 0,
+                )
+                if is_integer and isinstance(weight, PackedWeight):
+                    x = self._activations(run, op.x, wanted=only)
+                    launcher.linear(x, weight, columns, logit=only)
+                elif not is_integer and isinstance(weight, PackedDense):
+                    rows = self._rows(run, op.x, wanted=only)
+                    flags = run.flags + (run.tokens * _WORD if only else 0)
+                    launcher.dense(rows, prepared(), weight, columns, flags, index, logit=only)
                 else:
                     raise ValueError("[linear] weights and x must fit, got integers and fp32")
-                parts.append(y)
-            run.buffers[op.out] = parts[0] if alone else mx.concatenate(parts, axis=1)
 
         return linear
 
     def _rope(self, index: int, op: RopeWriteKV) -> Stage:
-        interleaved = self._program.rope.interleaved
+        resident, scale = (
+            self._resident,
+            float(np.float32(self._program.dimensions.attention_scale)),
+        )
 
         def rope(run: Run) -> None:
-            run.buffers[_queries(op.qkv)] = self._launcher.rope_write_kv(
-                run.rows(op.qkv),
-                self._table,
+            self._launcher.rope_write_kv(
+                self._rows(run, op.qkv),
+                (resident.table, resident.half),
                 run.attention.positions,
                 run.blocks,
-                self._cache,
-                op.layer,
-                self._scale,
+                resident.caches[op.layer],
+                self._queries(op.qkv),
+                scale,
                 run.flags,
                 index,
-                interleaved=interleaved,
+                interleaved=self._program.rope.interleaved,
             )
 
         return rope
 
     def _gate(self, index: int, op: GateQuantize) -> Stage:
-        out = self._buffer(op.out)
+        is_integer = self._buffer(op.out).activation_block > 0
 
         def gate(run: Run) -> None:
-            x = run.rows(op.gate_up)
-            if out.activation_block == 0:
-                run.buffers[op.out] = self._launcher.gate(x)
-                return
-            run.buffers[op.out] = self._launcher.gate_quantize(
-                x, out.activation_block, out.half_sums, run.flags, index
-            )
+            x = self._rows(run, op.gate_up)
+            if is_integer:
+                out = self._activations(run, op.out)
+                self._launcher.gate_quantize(x, out, run.flags, index)
+            else:
+                self._launcher.gate(x, self._rows(run, op.out))
 
         return gate
 
@@ -281,37 +364,31 @@ class Stages:
         block = self._buffer(following.out).activation_block
         return self._program.dimensions.head_dim % block == 0
 
-    def _attend(self, run: Run, op: PagedAttention) -> mx.array:
-        launcher, step = self._launcher, run.attention
-        queries = run.rows(_queries(op.qkv))
-        partials = None
-        if step.num_tokens:
-            partials = launcher.attention_chunks(queries, step, self._cache, op.layer, op.window)
-        return launcher.attention(queries, partials, step, self._cache, op.layer, op.window)
+    def _chunks(self, run: Run, op: PagedAttention) -> int:
+        """Partial results of single tokens; 0 where there are none."""
+        if not run.attention.num_singles:
+            return 0
+        partials = self._partials(run.attention)
+        cache, queries = self._resident.caches[op.layer], self._queries(op.qkv)
+        self._launcher.attention_chunks(queries, run.attention, cache, op.window, partials)
+        return partials
+
+    def _attend(self, run: Run, op: PagedAttention) -> None:
+        partials, cache = self._chunks(run, op), self._resident.caches[op.layer]
+        queries, out = self._queries(op.qkv), self._rows(run, op.out).address
+        self._launcher.attention(queries, partials, run.attention, cache, op.window, out)
 
     def _fused_attention(self, index: int, op: PagedAttention, quantize: Quantize) -> Stage:
-        launcher, out = self._launcher, self._buffer(quantize.out)
-        block, halves = out.activation_block, out.half_sums
-
         def attention(run: Run) -> None:
-            step = run.attention
-            if step.num_tokens != len(run.all_rows):
-                x = self._attend(run, op)
-                run.buffers[op.out] = x
-                run.buffers[quantize.out] = launcher.quantize(x, block, halves, run.flags, index)
+            out = self._activations(run, quantize.out)
+            if run.attention.num_parts:
+                self._attend(run, op)
+                self._launcher.quantize(self._rows(run, op.out), out, run.flags, index)
                 return
-            queries = run.rows(_queries(op.qkv))
-            partials = launcher.attention_chunks(queries, step, self._cache, op.layer, op.window)
-            run.buffers[quantize.out] = launcher.merge_quantize(
-                partials, step, op.window, block, halves, run.flags, index
-            )
+            partials, step = self._chunks(run, op), run.attention
+            self._launcher.merge_quantize(partials, step, op.window, out, run.flags, index)
 
         return attention
-
-
-def _queries(qkv: str) -> str:
-    """Name of the roped queries of a qkv buffer."""
-    return f"{qkv}.queries"
 
 
 def _format(weight: Weight) -> tuple[Any, ...]:

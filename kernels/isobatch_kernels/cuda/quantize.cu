@@ -6,7 +6,7 @@
 template <int A, bool HALVES>
 struct BlockWriter {
   static constexpr int kEach = A / 32;  // elements of a lane
-  __half* q;
+  fp16* q;
   float* ds;
   float* ds_half;
   int padded;
@@ -26,7 +26,7 @@ struct BlockWriter {
       float v = zero || k >= n ? 0.0f : rintf(x1_mul(x[e], inverse));
       v = v < -2047.0f ? -2047.0f : v > 2047.0f ? 2047.0f : v;
       sum += (int)v;
-      if (k < n) q[(size_t)row * K + block * A + k] = __float2half_rn(k % 4 >= 2 ? x1_mul(v, 0.0625f) : v);
+      if (k < n) q[(size_t)row * K + block * A + k] = x1_nearest_half(k % 4 >= 2 ? x1_mul(v, 0.0625f) : v);
     }
     const float d = zero ? 0.0f : x1_mul(largest, 1.0f / 2047.0f);
     const int low = __reduce_add_sync(kAllLanes, lane < 16 ? sum : 0), high = __reduce_add_sync(kAllLanes, lane < 16 ? 0 : sum);
@@ -43,14 +43,15 @@ struct BlockWriter {
 };
 
 // @kernel quantize
-// @inputs x flags op
-// @outputs q ds ds_half
-// x (M, K); op has as many elements as the op's index. Template: A, HALVES. Blocks (ceil(K/A/8), M) of 256.
-{
-  const int M = x_shape[0], K = x_shape[1], lane = threadIdx.x & 31, row = blockIdx.y;
-  const int block = blockIdx.x * 8 + (threadIdx.x >> 5);
+// @constants A HALVES
+// x (M, K). Blocks (ceil(K/A/8), M) of 256.
+X1_KERNEL __launch_bounds__(256) quantize(const float* x, fp16* q, float* ds, float* ds_half, unsigned* flags, int M, int K,
+                                          int op) {
+  const int lane = threadIdx.x & 31, row = blockIdx.y, block = blockIdx.x * 8 + (threadIdx.x >> 5);
+  x1_let_next_begin();
+  x1_after_previous();
   if (block * A >= K) return;
-  const BlockWriter<A, HALVES> writer{reinterpret_cast<__half*>(q), ds, ds_half, (M + 7) / 8 * 8};
+  const BlockWriter<A, HALVES> writer{q, ds, ds_half, (M + 7) / 8 * 8};
   float v[A / 32];
 #pragma unroll
   for (int e = 0; e < A / 32; e++) {
@@ -58,18 +59,19 @@ struct BlockWriter {
     v[e] = k < K ? x[(size_t)row * K + k] : 0.0f;
   }
   const bool finite = writer.write(v, lane, K - block * A, row, block, K);
-  if (!finite && lane == 0) x1_record(flags, row, op_shape[0]);
+  if (!finite && lane == 0) x1_record(flags, row, op);
 }
 
 // @kernel gate_quantize
-// @inputs x flags op
-// @outputs q ds ds_half
+// @constants A HALVES
 // As quantize, of silu(gate) * up; x (M, 2, K) holds gate, then up.
-{
-  const int M = x_shape[0], K = x_shape[2], lane = threadIdx.x & 31, row = blockIdx.y;
-  const int block = blockIdx.x * 8 + (threadIdx.x >> 5);
+X1_KERNEL __launch_bounds__(256) gate_quantize(const float* x, fp16* q, float* ds, float* ds_half, unsigned* flags, int M,
+                                               int K, int op) {
+  const int lane = threadIdx.x & 31, row = blockIdx.y, block = blockIdx.x * 8 + (threadIdx.x >> 5);
+  x1_let_next_begin();
+  x1_after_previous();
   if (block * A >= K) return;
-  const BlockWriter<A, HALVES> writer{reinterpret_cast<__half*>(q), ds, ds_half, (M + 7) / 8 * 8};
+  const BlockWriter<A, HALVES> writer{q, ds, ds_half, (M + 7) / 8 * 8};
   const float *gate = x + (size_t)row * 2 * K, *up = gate + K;
   float v[A / 32];
 #pragma unroll
@@ -78,15 +80,15 @@ struct BlockWriter {
     v[e] = k < K ? x1_silu_mul(gate[k], up[k]) : 0.0f;
   }
   const bool finite = writer.write(v, lane, K - block * A, row, block, K);
-  if (!finite && lane == 0) x1_record(flags, row, op_shape[0]);
+  if (!finite && lane == 0) x1_record(flags, row, op);
 }
 
 // @kernel gate
-// @inputs x
-// @outputs y
-// silu(gate) * up as fp32 rows. Blocks (ceil(K/256), M) of 256.
-{
-  const int K = x_shape[2], k = blockIdx.x * 256 + threadIdx.x;
+// silu(gate) * up as fp32 rows y (M, K). Blocks (ceil(K/256), M) of 256.
+X1_KERNEL __launch_bounds__(256) gate(const float* x, float* y, int K) {
+  const int k = blockIdx.x * 256 + threadIdx.x;
   const size_t row = blockIdx.y;
+  x1_let_next_begin();
+  x1_after_previous();
   if (k < K) y[row * K + k] = x1_silu_mul(x[row * 2 * K + k], x[row * 2 * K + K + k]);
 }

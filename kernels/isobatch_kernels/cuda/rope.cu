@@ -1,30 +1,30 @@
 // Rotary embedding of queries and keys, and the write to the cache (numerics.md sections 1 and 4).
 // Cache: fp16 (layers, 2, blocks, block size): of each layer, keys [block][kv head][D/8][16 positions][8], then values
-// [block][kv head][16 positions][D]. A layer's number comes as the shape of `layer`, which has one element more.
+// [block][kv head][16 positions][D].
 // @use common
 
 // @kernel rope_write_kv
-// @inputs qkv table positions blocks cache layer scale flags op
-// @outputs queries
-// qkv (T, heads + 2*kv heads, D); table (positions, rotary/2, 2): cos, sin; blocks (T): the cache block of each token's
-// position; queries (T, heads, D), roped and scaled; the cache is written in place. Template: HEADS, KV_HEADS, D,
-// INTERLEAVED. Blocks (ceil((heads + 2*kv heads)*D/256), T) of 256.
-{
+// @constants HEADS KV_HEADS D INTERLEAVED
+// qkv (T, heads + 2*kv heads, D); table (positions, half, 2): cos, sin; blocks (T): the cache block of each token's position;
+// queries (T, heads, D), roped and scaled; keys, values: the layer's part of the cache. Blocks (ceil((heads + 2*kv
+// heads)*D/256), T) of 256.
+X1_KERNEL __launch_bounds__(256) rope_write_kv(const float* qkv, const float* table, const int* positions, const int* blocks,
+                                               fp16* keys, fp16* values, float* queries, unsigned* flags, int half,
+                                               float scale, int op) {
   constexpr int kAll = HEADS + 2 * KV_HEADS;
-  const int row = blockIdx.y, position = positions[row], half = table_shape[1], rotary = 2 * half, slot = position % kSlots;
-  const float* from = qkv + (size_t)row * kAll * D;
-  const float* angles = table + (size_t)position * rotary;
-  const size_t pool = (size_t)cache_shape[2] * KV_HEADS * kSlots * D;
-  __half* key_cache = const_cast<__half*>(reinterpret_cast<const __half*>(cache)) + 2 * (layer_shape[0] - 1) * pool +
-                      (size_t)blocks[row] * KV_HEADS * kSlots * D;
-  __half* value_cache = key_cache + pool;
+  x1_let_next_begin();
+  x1_after_previous();
   const int i = blockIdx.x * 256 + threadIdx.x;
   if (i >= kAll * D) return;
+  const int row = blockIdx.y, position = positions[row], rotary = 2 * half, slot = position % kSlots;
+  const float* from = qkv + (size_t)row * kAll * D;
+  const float* angles = table + (size_t)position * rotary;
+  const size_t block = (size_t)blocks[row] * KV_HEADS * kSlots * D;
   const int head = i / D, d = i % D;
   float v = from[i];
-  if (x1_magnitude(v) >= kNonFiniteBits) x1_record(flags, row, op_shape[0]);
+  if (x1_magnitude(v) >= kNonFiniteBits) x1_record(flags, row, op);
   if (head >= HEADS + KV_HEADS) {
-    value_cache[((head - HEADS - KV_HEADS) * kSlots + slot) * D + d] = x1_to_half(v);
+    values[block + ((head - HEADS - KV_HEADS) * kSlots + slot) * D + d] = x1_to_half(v);
     return;
   }
   if (d < rotary) {
@@ -36,34 +36,25 @@
     v = second ? x1_fma(other, s, x1_mul(own, c)) : x1_fma(own, c, -x1_mul(other, s));
   }
   if (head < HEADS) {
-    queries[(size_t)row * HEADS * D + i] = x1_flush(x1_mul(v, scale[0]), kQueryFloor);
+    queries[(size_t)row * HEADS * D + i] = x1_flush(x1_mul(v, scale), kQueryFloor);
   } else {
-    key_cache[((head - HEADS) * (D / 8) + d / 8) * kSlots * 8 + slot * 8 + d % 8] = x1_to_half(v);
+    keys[block + ((head - HEADS) * (D / 8) + d / 8) * kSlots * 8 + slot * 8 + d % 8] = x1_to_half(v);
   }
 }
 
 // @kernel zero_blocks
-// @inputs cache blocks
-// @outputs done
-// Clears blocks in every layer, in place. Blocks (number of blocks, 2 * layers) of 256.
-{
-  const size_t size = cache_shape[3];
-  uint32_t* at = reinterpret_cast<uint32_t*>(const_cast<__half*>(reinterpret_cast<const __half*>(cache)) +
-                                             ((size_t)blockIdx.y * cache_shape[2] + blocks[blockIdx.x]) * size);
+// Clears blocks in every layer. pool: blocks of the cache; size: values of a block. Blocks (number of blocks, 2 * layers) of
+// 256.
+X1_KERNEL __launch_bounds__(256) zero_blocks(fp16* cache, const int* blocks, int pool, int size) {
+  unsigned* at = reinterpret_cast<unsigned*>(cache + ((size_t)blockIdx.y * pool + blocks[blockIdx.x]) * size);
   for (int i = threadIdx.x; i < size / 2; i += 256) at[i] = 0u;
-  if (threadIdx.x == 0 && blockIdx.y == 0) done[blockIdx.x] = 1;
 }
 
-// @kernel write_block
-// @inputs cache bits block
-// @outputs done
-// Puts a block's contents, as halves (2 * layers, size) in the cache's own order, in every layer, in place.
-// Blocks (1, 2 * layers) of 256.
-{
-  const size_t size = cache_shape[3];
-  uint32_t* at = reinterpret_cast<uint32_t*>(const_cast<__half*>(reinterpret_cast<const __half*>(cache)) +
-                                             ((size_t)blockIdx.y * cache_shape[2] + block[0]) * size);
-  const uint32_t* from = reinterpret_cast<const uint32_t*>(bits) + blockIdx.y * (size / 2);
-  for (int i = threadIdx.x; i < size / 2; i += 256) at[i] = from[i];
-  if (threadIdx.x == 0 && blockIdx.y == 0) done[0] = 1;
+// @kernel move_block
+// Takes a block's contents in every layer, (2 * layers, size) in the cache's own order, out of the cache or, where `back`, puts
+// them back. Blocks (1, 2 * layers) of 256.
+X1_KERNEL __launch_bounds__(256) move_block(fp16* cache, fp16* outside, int block, int pool, int size, int back) {
+  unsigned* inside = reinterpret_cast<unsigned*>(cache + ((size_t)blockIdx.y * pool + block) * size);
+  unsigned* other = reinterpret_cast<unsigned*>(outside) + (size_t)blockIdx.y * (size / 2);
+  for (int i = threadIdx.x; i < size / 2; i += 256) (back ? inside : other)[i] = (back ? other : inside)[i];
 }

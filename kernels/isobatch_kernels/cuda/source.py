@@ -2,23 +2,22 @@
 
 A file has helper functions first, then kernels. Lines that begin with `// @` direct the reader:
 `@use a b` names files whose helpers come before this file's, `@kernel name` begins a kernel, and
-`@inputs` and `@outputs` name its buffers in order. What follows is the kernel's body, in the form
-that `mx.fast.cuda_kernel` takes: MLX writes the signature, with `name_shape` and `name_strides`
-for every input whose body mentions them.
+`@constants` names the integers that it is compiled for. device.cu alone speaks to the device.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
+from typing import Final
 
-FAMILIES = (
-    *("common", "weights", "quantize", "norm", "embed", "rope", "attention", "attention_prefill"),
-    *("linear_rows", "linear_tiles", "dense", "statistics", "top_k"),
+DEVICE: Final = "device"
+FAMILIES: Final = (
+    *(DEVICE, "common", "weights", "pack", "quantize", "norm", "embed", "rope", "attention"),
+    *("attention_prefill", "linear_rows", "linear_tiles", "dense", "statistics", "top_k", "step"),
 )
 _DIRECTIVE = re.compile(r"^// @(\w+)\s+(.*)$", re.MULTILINE)
 
@@ -29,10 +28,22 @@ class KernelSource:
 
     name: str
     family: str  # its file
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    header: str
-    body: str
+    constants: tuple[str, ...]
+    helpers: str  # of its file and those it uses, without the device's
+    text: str
+
+    def body(self, constants: Mapping[str, int]) -> str:
+        """Helpers, constants and the kernel: what follows the device's text.
+
+        Raises:
+            ValueError: other constants than the kernel's.
+        """
+        if set(constants) != set(self.constants):
+            raise ValueError(
+                f"[cuda] constants of {self.name} must be {self.constants}, got {sorted(constants)}"
+            )
+        lines = "".join(f"constexpr int {name} = {constants[name]};\n" for name in self.constants)
+        return f"{self.helpers}{lines}{self.text}"
 
 
 def family_text(family: str) -> str:
@@ -44,6 +55,12 @@ def without_comments(text: str) -> str:
     """Text without comments and indentation."""
     lines = (re.sub(r"//[^\n]*", "", line).strip() for line in text.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
+
+
+@functools.cache
+def device_text() -> str:
+    """What comes before every kernel on a device."""
+    return without_comments(family_text(DEVICE))
 
 
 def _helpers(family: str, done: list[str]) -> str:
@@ -63,7 +80,7 @@ def load_kernels() -> dict[str, KernelSource]:
     """Every kernel by name."""
     kernels: dict[str, KernelSource] = {}
     for family in FAMILIES:
-        header = without_comments(_helpers(family, []))
+        helpers = without_comments(_helpers(family, [DEVICE]))
         sections = re.split(r"^(?=// @kernel )", family_text(family), flags=re.MULTILINE)[1:]
         for section in sections:
             directives = dict(_DIRECTIVE.findall(section))
@@ -73,33 +90,8 @@ def load_kernels() -> dict[str, KernelSource]:
             kernels[name] = KernelSource(
                 name=name,
                 family=family,
-                inputs=tuple(directives["inputs"].split()),
-                outputs=tuple(directives["outputs"].split()),
-                header=header,
-                body=without_comments(section),
+                constants=tuple(directives.get("constants", "").split()),
+                helpers=helpers,
+                text=without_comments(section),
             )
     return kernels
-
-
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Lives as long as the process."""
-    return tempfile.TemporaryDirectory(prefix="isobatch-cuda-")
-
-
-def included(kernel: KernelSource) -> KernelSource:
-    """The kernel with its text in files that are included.
-
-    MLX hashes a kernel's text at every launch, so a short one saves microseconds.
-    """
-    folder = Path(_folder().name)
-    paths = {"header": folder / f"{kernel.name}.cuh", "body": folder / f"{kernel.name}.cu"}
-    paths["header"].write_text(kernel.header, encoding="utf-8")
-    paths["body"].write_text(kernel.body, encoding="utf-8")
-    # MLX adds an argument for each of these names that it finds in the body.
-    wanted = sorted(set(re.findall(r"\b\w+_(?:shape|strides)\b", kernel.body)))
-    return replace(
-        kernel,
-        header=f'#include "{paths["header"]}"\n',
-        body=f'// {" ".join(wanted)}\n#include "{paths["body"]}"\n',
-    )

@@ -19,7 +19,7 @@ __device__ __forceinline__ void best_of_warp(float& logit, int& id) {
 __device__ __forceinline__ void best_of_row(const float* maxima, const int* ids, int chunks, float& logit, int& id) {
   __shared__ float logit_of[8];
   __shared__ int id_of[8];
-  logit = -INFINITY;
+  logit = kMinusInfinity;
   id = 0x7fffffff;
   for (int i = threadIdx.x; i < chunks; i += 256) keep_better(logit, id, maxima[i], ids[i]);
   best_of_warp(logit, id);
@@ -35,29 +35,28 @@ __device__ __forceinline__ float weight_of(float logit, float largest, float inv
 }
 
 // @kernel apply_edits
-// @inputs logits edit_starts edit_ids edit_values
-// @outputs done
 // Adds the edits of each row in order, in place. Blocks (L) of 32.
-{
+X1_KERNEL apply_edits(float* logits, const int* edit_starts, const int* edit_ids, const float* edit_values, int V) {
+  x1_let_next_begin();
+  x1_after_previous();
   if (threadIdx.x != 0) return;
   const int row = blockIdx.x;
-  float* at = const_cast<float*>(logits) + (size_t)row * logits_shape[1];
+  float* at = logits + (size_t)row * V;
   for (int e = edit_starts[row]; e < edit_starts[row + 1]; e++) {
     at[edit_ids[e]] = x1_add(at[edit_ids[e]], x1_flush(edit_values[e], kInputFloor));
   }
-  done[row] = 1;
 }
 
 // @kernel chunk_maxima
-// @inputs logits edited
-// @outputs maxima ids
-// Largest logit of every chunk and its lowest id; `edited` orders this after the edits. Blocks (chunks, L) of 256.
-{
+// Largest logit of every chunk and its lowest id. Blocks (chunks, L) of 256.
+X1_KERNEL __launch_bounds__(256) chunk_maxima(const float* logits, float* maxima, int* ids, int V) {
   __shared__ float logit_of[8];
   __shared__ int id_of[8];
-  const int V = logits_shape[1], begin = blockIdx.x * kStatisticsChunk, end = min(begin + kStatisticsChunk, V);
+  x1_let_next_begin();
+  x1_after_previous();
+  const int begin = blockIdx.x * kStatisticsChunk, end = min(begin + kStatisticsChunk, V);
   const float* x = logits + (size_t)blockIdx.y * V;
-  float logit = -INFINITY;
+  float logit = kMinusInfinity;
   int id = 0x7fffffff;
   for (int i = begin + threadIdx.x; i < end; i += 256) keep_better(logit, id, x[i], i);
   best_of_warp(logit, id);
@@ -73,12 +72,13 @@ __device__ __forceinline__ float weight_of(float logit, float largest, float inv
 }
 
 // @kernel chunk_sums
-// @inputs logits maxima ids inverse_temperatures
-// @outputs sums
 // sum256 of the weights of every chunk. Blocks (chunks, L) of 256.
-{
+X1_KERNEL __launch_bounds__(256) chunk_sums(const float* logits, const float* maxima, const int* ids,
+                                            const float* inverse_temperatures, float* sums, int V) {
   __shared__ float chains[256];
-  const int V = logits_shape[1], begin = blockIdx.x * kStatisticsChunk, end = min(begin + kStatisticsChunk, V);
+  x1_let_next_begin();
+  x1_after_previous();
+  const int begin = blockIdx.x * kStatisticsChunk, end = min(begin + kStatisticsChunk, V);
   const int chunks = gridDim.x, row = blockIdx.y;
   const float* x = logits + (size_t)row * V;
   float largest;
@@ -99,15 +99,17 @@ __device__ __forceinline__ float weight_of(float logit, float largest, float inv
 }
 
 // @kernel finish_statistics
-// @inputs logits maxima ids sums inverse_temperatures quantiles
-// @outputs answers
-// answers (L, 4): argmax id, bits of the largest logit, bits of the normaliser, id at the quantile. sums has stride 0 where
-// only the argmax is wanted. Blocks (L) of 256.
-{
+// answers (L, 4): argmax id, bits of the largest logit, bits of the normaliser, id at the quantile. sums is null where only the
+// argmax is wanted. tokens (L): the id at the quantile where by_quantile says so, else the argmax. Blocks (L) of 256.
+X1_KERNEL __launch_bounds__(256) finish_statistics(const float* logits, const float* maxima, const int* ids, const float* sums,
+                                                   const float* inverse_temperatures, const float* quantiles,
+                                                   const int* by_quantile, int* answers, int* tokens, int V, int chunks) {
   __shared__ float weights[kStatisticsChunk];
   __shared__ float target_of, before_of;
   __shared__ int chunk_of;
-  const int V = logits_shape[1], row = blockIdx.x, chunks = maxima_shape[1], t = threadIdx.x;
+  x1_let_next_begin();
+  x1_after_previous();
+  const int row = blockIdx.x, t = threadIdx.x;
   const float* x = logits + (size_t)row * V;
   float largest;
   int best;
@@ -115,8 +117,9 @@ __device__ __forceinline__ float weight_of(float logit, float largest, float inv
   if (t == 0) {
     answers[row * 4] = best;
     answers[row * 4 + 1] = __float_as_int(largest);
+    tokens[row] = best;
   }
-  if (sums_strides[1] == 0) return;
+  if (!sums) return;
   const float inverse_temperature = inverse_temperatures[row];
   const float* sum = sums + (size_t)row * chunks;
   if (t == 0) {
@@ -156,29 +159,11 @@ __device__ __forceinline__ float weight_of(float logit, float largest, float inv
         for (i = n - 1; i >= 0 && !(weights[i] > 0.0f);) i--;
       }
       answers[row * 4 + 3] = i >= 0 ? begin + i : begin;
+      if (by_quantile[row]) tokens[row] = answers[row * 4 + 3];
       chunk_of = i;
     }
     __syncthreads();
     if (passed || chunk_of >= 0) break;
     __syncthreads();
   }
-}
-
-// @kernel collect
-// @inputs flags answers after
-// @outputs results
-// One array for the host: the flags of T tokens, then the answers; `after` orders it behind the step. Blocks (1) of 256.
-{
-  const int T = flags_shape[0], count = answers_strides[1] ? answers_shape[0] * 4 : 0;
-  for (int i = threadIdx.x; i < T; i += 256) results[i] = (int)flags[i];
-  for (int i = threadIdx.x; i < count; i += 256) results[T + i] = answers[i];
-}
-
-// @kernel begin_step
-// @inputs count
-// @outputs flags
-// No row is non-finite yet; count has as many elements as there are flags. Blocks (ceil(n/256)) of 256.
-{
-  const int i = blockIdx.x * 256 + threadIdx.x;
-  if (i < count_shape[0]) flags[i] = 0xffffffffu;
 }

@@ -5,35 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import mlx.core as mx
 import numpy as np
 
-from isobatch_kernels.cuda.launch import Launcher
+from isobatch_kernels.cuda.launch import Launcher, Rows
+from isobatch_kernels.cuda.scratch import Scratch
+from isobatch_kernels.cuda.step_arrays import StepShape
 from isobatch_kernels.step import Float32, Int32, Stat, StepInput
 
 _CHUNK: Final = 1024  # ids
+_WORD: Final = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsShape:
-    """What of a step's statistics decides which kernels run, and their sizes."""
+class ResultLayout:
+    """Where results lie, in words, in the array that the host reads."""
 
-    wanted: int
-    edits: int
-    sums: bool  # some position wants the normaliser or a quantile
-    stride: int  # the largest K, 0 for none
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StatisticsArrays:
-    """A step's wishes on the device."""
-
-    inverse_temperatures: mx.array
-    quantiles: mx.array
-    counts: mx.array
-    edit_starts: mx.array
-    edit_ids: mx.array
-    edit_values: mx.array
+    flags: int
+    answers: int
+    top: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,71 +36,71 @@ class TopK:
     weights: Float32
 
 
-def shape_of(step: StepInput) -> StatisticsShape:
-    """Sizes of a step's statistics."""
-    asked = step.statistics
-    top = step.top_k[(asked & Stat.TOP_K) != 0]
-    return StatisticsShape(
-        wanted=len(step.wanted),
-        edits=len(step.edit_ids),
-        sums=bool((asked & (Stat.NORMALIZER | Stat.QUANTILE)).any()),
-        stride=int(top.max()) if len(top) else 0,
-    )
+def result_layout(shape: StepShape) -> ResultLayout:
+    """Flags of tokens and of wanted positions, answers (L, 4), then the three top-K arrays."""
+    answers = shape.tokens + shape.wanted
+    top = answers + 4 * shape.wanted
+    return ResultLayout(0, answers, top, top + 3 * shape.wanted * shape.stride)
 
 
 def launch_statistics(
-    launcher: Launcher, logits: mx.array, shape: StatisticsShape, arrays: StatisticsArrays
-) -> tuple[mx.array, list[mx.array]]:
-    """Edits logits in place; gives answers (L, 4) and, where asked, the top-K arrays."""
-    rows, vocabulary = logits.shape
+    launcher: Launcher,
+    scratch: Scratch,
+    logits: Rows,
+    shape: StepShape,
+    numbers: dict[str, int],
+    results: int,
+    chosen: int,
+) -> None:
+    """Edits logits in place, then writes answers, chosen tokens and, where asked, the top K.
+
+    `numbers` has the addresses of the step's arrays.
+    """
+    rows, vocabulary = logits.rows, logits.width
     chunks = -(-vocabulary // _CHUNK)
-    edited = launcher.number(1)
+    layout = result_layout(shape)
+    maxima, ids, sums = (
+        scratch.get(f"chunk {name}", rows * chunks * _WORD) for name in ("maxima", "ids", "sums")
+    )
     if shape.edits:
-        edited = launcher.run(
-            "apply_edits",
-            [logits, arrays.edit_starts, arrays.edit_ids, arrays.edit_values],
-            [((rows,), mx.int32)],
-            (rows, 1, 1),
-            threads=32,
-        )[0]
-    maxima, ids = launcher.run(
-        "chunk_maxima",
-        [logits, edited],
-        [((rows, chunks), mx.float32), ((rows, chunks), mx.int32)],
-        (chunks, rows, 1),
-    )
-    sums = launcher.number(rows, chunks)
+        edits = [numbers[name] for name in ("edit_starts", "edit_ids", "edit_values")]
+        arguments = [logits.address, *edits, vocabulary]
+        launcher.run("apply_edits", (rows, 1, 1), arguments, threads=32)
+    launcher.run("chunk_maxima", (chunks, rows, 1), [logits.address, maxima, ids, vocabulary])
+    temperatures = numbers["inverse_temperatures"]
     if shape.sums:
-        sums = launcher.run(
+        launcher.run(
             "chunk_sums",
-            [logits, maxima, ids, arrays.inverse_temperatures],
-            [((rows, chunks), mx.float32)],
             (chunks, rows, 1),
-        )[0]
-    answers = launcher.run(
+            [logits.address, maxima, ids, temperatures, sums, vocabulary],
+        )
+    launcher.run(
         "finish_statistics",
-        [logits, maxima, ids, sums, arrays.inverse_temperatures, arrays.quantiles],
-        [((rows, 4), mx.int32)],
         (rows, 1, 1),
-    )[0]
-    if not shape.stride:
-        return answers, []
-    size = (rows, shape.stride)
-    top = launcher.run(
-        "top_k",
         [
-            *(logits, maxima, ids, arrays.inverse_temperatures, arrays.counts),
-            launcher.number(shape.stride),
+            *(logits.address, maxima, ids, sums if shape.sums else 0, temperatures),
+            *(numbers["quantiles"], numbers["by_quantile"]),
+            *(results + _WORD * layout.answers, chosen, vocabulary, chunks),
         ],
-        [(size, mx.int32), (size, mx.float32), (size, mx.float32)],
-        (rows, 1, 1),
-        threads=1024,
     )
-    return answers, top
+    if shape.stride:
+        top = [results + _WORD * (layout.top + i * rows * shape.stride) for i in range(3)]
+        launcher.run(
+            "top_k",
+            (rows, 1, 1),
+            [
+                *(logits.address, maxima, temperatures, numbers["top_counts"]),
+                *(*top, vocabulary, chunks, shape.stride),
+            ],
+            threads=1024,
+        )
 
 
-def read_top_k(step: StepInput, arrays: list[mx.array]) -> TopK:
-    """Puts the entries of each row in order: logit descending, then id ascending."""
+def read_top_k(step: StepInput, words: Int32, stride: int) -> TopK:
+    """Puts the entries of each row in order: logit descending, then id ascending.
+
+    `words`: ids, logits and weights, (L, stride) each.
+    """
     asked = np.where((step.statistics & Stat.TOP_K) != 0, step.top_k, 0)
     starts = np.zeros(len(asked) + 1, dtype=np.int32)
     np.cumsum(asked, out=starts[1:])
@@ -118,9 +108,10 @@ def read_top_k(step: StepInput, arrays: list[mx.array]) -> TopK:
     ids = np.full(total, -1, dtype=np.int32)
     logits = np.full(total, -np.inf, dtype=np.float32)
     weights = np.zeros(total, dtype=np.float32)
-    if not arrays:
+    if not stride:
         return TopK(starts, ids, logits, weights)
-    all_ids, all_logits, all_weights = (np.array(array) for array in arrays)
+    all_ids, *floats = words.reshape(3, len(asked), stride)
+    all_logits, all_weights = (array.view(np.float32) for array in floats)
     for row, count in enumerate(asked):
         begin = starts[row]
         order = np.lexsort((all_ids[row, :count], -all_logits[row, :count]))

@@ -10,21 +10,22 @@ __device__ __forceinline__ unsigned ordered_key(float x) {
 }
 
 // @kernel top_k
-// @inputs logits maxima chunk_ids inverse_temperatures counts stride
-// @outputs ids top_logits top_weights
-// counts (L): K of each row, 0 for none, at most V; stride has as many elements as a row of the outputs (L, stride).
-// Blocks (L) of 1,024.
-{
+// counts (L): K of each row, 0 for none, at most V; the outputs are (L, stride). Blocks (L) of 1,024.
+X1_KERNEL __launch_bounds__(1024) top_k(const float* logits, const float* maxima, const float* inverse_temperatures,
+                                        const int* counts, int* ids, float* top_logits, float* top_weights, int V, int chunks,
+                                        int stride) {
   __shared__ unsigned histogram[256];
   __shared__ unsigned state[2];  // prefix of the key, how many are still wanted
   __shared__ unsigned above_of[1024];
   __shared__ unsigned equal_of[1024];
   __shared__ float largest_of;
-  const int V = logits_shape[1], t = threadIdx.x, row = blockIdx.x, chunks = maxima_shape[1], wanted = counts[row];
+  x1_let_next_begin();
+  x1_after_previous();
+  const int t = threadIdx.x, row = blockIdx.x, wanted = counts[row];
   const float* x = logits + (size_t)row * V;
   if (wanted <= 0) return;
   if (t < 32) {
-    float largest = -INFINITY;
+    float largest = kMinusInfinity;
     for (int i = t; i < chunks; i += 32) largest = fmaxf(largest, maxima[(size_t)row * chunks + i]);
     largest = x1_warp_max(largest);
     if (t == 0) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ unsigned ordered_key(float x) {
     const unsigned key = ordered_key(x[i]);
     if (key < bound || (key == bound && place_equal >= wanted_equal)) continue;
     const unsigned place = key > bound ? place_above++ : all_above + place_equal++;
-    const size_t to = (size_t)row * stride_shape[0] + place;
+    const size_t to = (size_t)row * stride + place;
     ids[to] = i;
     top_logits[to] = x[i];
     top_weights[to] = weight_of(x[i], largest_of, inverse_temperatures[row]);

@@ -7,11 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-MULTIPROCESSORS: Final = 132  # of an H200; others run the same sizes
-_SHARED_MEMORY: Final = 226 * 1024
+from isobatch_kernels.cuda.device import Chip
+
 _FLIGHT: Final = 40_000  # bytes on their way that one multiprocessor needs
 # (nt, mt) -> blocks of linear_rows that registers allow at once
-_RESIDENT: Final = {(1, 1): 4, (2, 1): 4, (4, 1): 2, (1, 2): 4, (2, 2): 2, (4, 2): 1}
+_RESIDENT: Final = {(1, 1): 4, (2, 1): 4, (4, 1): 2, (1, 2): 2, (2, 2): 2, (4, 2): 1}
+_RESERVED: Final = 256  # bytes of shared memory to spare
+ROW_TOPS: Final = (2, 4, 8, 16, 32)
 
 
 class Packed(Protocol):
@@ -49,6 +51,7 @@ class RowsShape:
     nt: int  # tiles of outputs of a block
     mt: int  # tiles of 8 rows of a block
     held: int  # room for rows in shared memory, which is fixed for a compiled kernel
+    deep: int  # sub-blocks of a stage
     stages: int
     blocks: tuple[int, int, int]
     shared_memory: int  # bytes
@@ -58,10 +61,16 @@ class RowsShape:
 class TilesShape:
     """A launch of linear_tiles."""
 
+    warp_tiles: int  # of 16 outputs
     parts: int  # of 32 rows
     stages: int
     blocks: tuple[int, int, int]
-    shared_memory: int
+    shared_memory: int  # bytes
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 256 // self.warp_tiles * self.parts
 
 
 def _row_words(weight: Packed) -> int:
@@ -69,64 +78,102 @@ def _row_words(weight: Packed) -> int:
     return 36 if weight.sub_block == 64 else weight.sub_block // 2
 
 
-def rows_shape(rows: int, weight: Packed, nt: int, stages: int) -> RowsShape:
-    """A launch with given sizes."""
-    mt = 1 if rows <= 8 else 2
-    held = 2 if rows <= 2 else 8 * mt
-    stage = nt * weight.record_words + 16 * mt + held * _row_words(weight)
+def rows_shape(
+    rows: int, weight: Packed, nt: int, deep: int, stages: int, mt: int = 0
+) -> RowsShape:
+    """A launch with given sizes; mt 0: 1 for up to 8 rows, else 2."""
+    mt = mt or (1 if rows <= 8 else 2)
+    held = 2 if rows <= 2 else 4 if rows <= 4 else 8 * mt
+    sub_block = nt * weight.record_words + 16 * mt + held * _row_words(weight)
     sums = 8 * mt * 8 * (nt * 16 + 4)
     blocks = (-(-rows // (8 * mt)), -(-weight.tiles // nt), 1)
-    return RowsShape(nt, mt, held, stages, blocks, 4 * (8 * stages * stage + sums))
+    memory = 4 * (8 * stages * deep * sub_block + sums)
+    return RowsShape(nt, mt, held, deep, stages, blocks, memory)
 
 
-def _score(shape: RowsShape, weight: Packed) -> float:
+def _score(shape: RowsShape, weight: Packed, chip: Chip) -> float:
     """How well a launch fills the chip: the share of time in which multiprocessors have work.
 
     They take blocks in waves, as many at once as registers and shared memory allow.
     """
-    at_once = min(_RESIDENT[shape.nt, shape.mt], _SHARED_MEMORY // (shape.shared_memory + 1024))
+    at_once = min(_RESIDENT[shape.nt, shape.mt], chip.shared_memory // (shape.shared_memory + 1024))
     if at_once == 0:
         return 0.0
-    each = shape.blocks[0] * shape.blocks[1] / MULTIPROCESSORS
+    each = shape.blocks[0] * shape.blocks[1] / chip.multiprocessors
     whole = max(1, math.ceil(each))
     waves = whole if whole <= at_once else math.ceil(whole / at_once) * at_once
+    # Blocks that begin early fill the multiprocessors that are free first: where all could have
+    # one block, none should have room for two.
+    crowded = 0.8 if at_once > whole else 1.0
     at_once = min(at_once, whole)
-    flight = at_once * 8 * (shape.stages - 1) * shape.nt * weight.record_words * 4
-    # Few tiles in a block mean more of its time for what is the same for every block; a block
-    # alone on a multiprocessor waits where another would work.
-    fixed = 0.85 if shape.nt == 1 else 1.0
-    alone = 0.75 if at_once == 1 and whole > 1 else 1.0
-    return each / waves * min(1.0, flight / _FLIGHT) * fixed * alone
+    flight = at_once * 8 * shape.deep * (shape.stages - 1) * shape.nt * weight.record_words * 4
+    # Few tiles in a block mean more of its time for what is the same for every block.
+    fixed = {1: 0.75, 2: 0.9, 4: 1.0}[shape.nt]
+    return each / waves * min(1.0, flight / _FLIGHT) * fixed * crowded
+
+
+def rows_top(rows: int) -> int:
+    """The largest number of rows that shares a compiled kernel, and so its sizes, with `rows`."""
+    return next(top for top in ROW_TOPS if rows <= top)
 
 
 @functools.cache
-def _best_rows(rows: int, weight: Packed) -> RowsShape:
-    candidates = [
-        rows_shape(rows, weight, nt, stages) for nt in (4, 2, 1) for stages in range(3, 9)
-    ]
-    return max(candidates, key=lambda shape: _score(shape, weight))
+def rows_candidates(rows: int, weight: Sizes, chip: Chip) -> tuple[RowsShape, ...]:
+    """Launches worth timing: the deepest rings that leave room for one to four blocks."""
+    shapes = []
+    for nt in (4, 2, 1):
+        for deep in (1, 2):
+            one = rows_shape(rows, weight, nt, deep, 1)
+            stage = rows_shape(rows, weight, nt, deep, 2).shared_memory - one.shared_memory
+            for at_once in range(1, _RESIDENT[nt, one.mt] + 1):
+                room = (chip.shared_memory + 1024) // at_once - 1024 - _RESERVED
+                stages = min(12, 1 + (room - one.shared_memory) // stage)
+                if stages >= 2:
+                    shapes.append(rows_shape(rows, weight, nt, deep, stages))
+    return tuple(dict.fromkeys(shapes))
 
 
-def choose_rows(rows: int, weight: Packed) -> RowsShape:
-    """The launch of linear_rows for up to 32 rows."""
+@functools.cache
+def _best_rows(rows: int, weight: Sizes, chip: Chip) -> RowsShape:
+    return max(rows_candidates(rows, weight, chip), key=lambda shape: _score(shape, weight, chip))
+
+
+def choose_rows(rows: int, weight: Packed, chip: Chip) -> RowsShape:
+    """The launch of linear_rows for up to 32 rows, as a model of the chip has it."""
     sizes = Sizes(weight.tiles, weight.record_words, weight.sub_block)
-    # Row counts that share a compiled kernel share its sizes.
-    top = 2 if rows <= 2 else -(-rows // 8) * 8
-    best = _best_rows(top, sizes)
-    return rows_shape(rows, sizes, best.nt, best.stages)
+    return for_rows(rows, sizes, _best_rows(rows_top(rows), sizes, chip))
 
 
-def choose_tiles(rows: int, weight: Packed) -> TilesShape:
-    """The launch of linear_tiles."""
-    few = -(-rows // 128) * -(-weight.tiles // 8) < MULTIPROCESSORS
-    parts = 2 if rows <= 64 or few else 4
-    return tiles_shape(rows, weight, parts, 4)
+def for_rows(rows: int, weight: Packed, like: RowsShape) -> RowsShape:
+    """The launch for these rows with another's sizes."""
+    return rows_shape(rows, weight, like.nt, like.deep, like.stages, like.mt)
 
 
-def tiles_shape(rows: int, weight: Packed, parts: int, stages: int) -> TilesShape:
+def choose_tiles(rows: int, weight: Packed, chip: Chip) -> TilesShape:
+    """The launch of linear_tiles: small tiles where larger ones would leave the chip idle."""
+    blocks = -(-rows // 32) * -(-weight.tiles // 8)
+    if blocks <= 2 * chip.multiprocessors:
+        return tiles_shape(rows, weight, 1, 1, 4, chip)
+    return tiles_shape(rows, weight, 2, 1 if rows <= 128 else 2, 4, chip)
+
+
+def tiles_shape(
+    rows: int, weight: Packed, warp_tiles: int, parts: int, stages: int, chip: Chip
+) -> TilesShape:
     """A launch with given sizes; fewer stages where shared memory ends."""
     stage = 8 * weight.record_words + 32 * parts * (_row_words(weight) + 2)
     totals = 32 * 128 * parts
-    stages = min(stages, (_SHARED_MEMORY - 4 * totals) // (4 * stage))
+    stages = min(stages, (chip.shared_memory - 1024 - 4 * totals) // (4 * stage))
     blocks = (-(-rows // (32 * parts)), -(-weight.tiles // 8), 1)
-    return TilesShape(parts, stages, blocks, 4 * (stage * stages + totals))
+    return TilesShape(warp_tiles, parts, stages, blocks, 4 * (stage * stages + totals))
+
+
+def choose_share(group: int, blocks: int, chip: Chip) -> int:
+    """Query heads of a block of attention_chunks, where `blocks` have all `group` of a head.
+
+    Blocks with few heads read keys and values again; where there are few blocks, they end sooner.
+    """
+    for share in (1, 2, 4):
+        if share < group and blocks * -(-group // share) <= 3 * chip.multiprocessors:
+            return share
+    return group

@@ -26,7 +26,7 @@ struct Affine {
 // ST: 0 fp16, 1 bf16, 2 fp32.
 template <int ST>
 __device__ __forceinline__ Affine unpack_affine(unsigned word) {
-  if (ST == 0) return {__half2float(__ushort_as_half(word & 0xffffu)), __half2float(__ushort_as_half(word >> 16))};
+  if (ST == 0) return {x1_half_float((fp16)(word & 0xffffu)), x1_half_float((fp16)(word >> 16))};
   return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
 }
 // Pairs of outputs g and g + 8.
@@ -58,20 +58,10 @@ __device__ __forceinline__ void expand(const unsigned* words, int i, unsigned (&
       // 0x64bb is 1024 + bb; 1152 = 1024 + 128. The upper half counts 16 times.
       const unsigned w = words[2 * i + h];
       const unsigned low = __byte_perm(w, 0x64646464u, 0x4140), high = __byte_perm(w, 0x64646464u, 0x4342);
-      const __half2 x = __hsub2(*reinterpret_cast<const __half2*>(&low), __half2half2(__ushort_as_half(0x6480)));
-      const __half2 y = __hfma2(*reinterpret_cast<const __half2*>(&high), __half2half2(__ushort_as_half(0x4c00)),
-                                __half2half2(__ushort_as_half(0xf480)));
-      a[h] = *reinterpret_cast<const unsigned*>(&x);
-      a[2 + h] = *reinterpret_cast<const unsigned*>(&y);
+      a[h] = x1_sub_halves(low, 0x64806480u);
+      a[2 + h] = x1_fma_halves(high, 0x4c004c00u, 0xf480f480u);
     }
   }
-}
-
-__device__ __forceinline__ void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // N words from shared or global memory in pieces of 16 bytes, or as large as N allows.
@@ -87,11 +77,11 @@ __device__ __forceinline__ void load_words(const unsigned* from, unsigned* to) {
   }
 }
 
-// One sub-block: exact integers p on the tensor core, then the fp32 tail, for NT tiles of outputs by MT tiles of 8 rows.
-// b: second operands of a lane; ds: (d, s) of rows 2t and 2t+1 of each tile.
+// One sub-block's exact integers p on the tensor core, for NT tiles of outputs by MT tiles of 8 rows. b: second operands of a
+// lane.
 template <int SB, int B, int ST, int NT, int MT>
-__device__ __forceinline__ void accumulate(const unsigned* records, int lane, const unsigned (&b)[MT][B / 8],
-                                           const float4 (&ds)[MT], float (&acc)[NT][MT][4]) {
+__device__ __forceinline__ void multiply(const unsigned* records, int lane, const unsigned (&b)[MT][B / 8],
+                                         float (&p)[NT][MT][4]) {
   using R = Record<SB, B, ST>;
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
@@ -99,28 +89,37 @@ __device__ __forceinline__ void accumulate(const unsigned* records, int lane, co
     alignas(16) unsigned words[R::kLaneWords];
 #pragma unroll
     for (int i = 0; i < R::kLaneWords; i += R::kPiece) load_words<R::kPiece>(record + R::word(lane, i), words + i);
-    Affine low, high;
-    load_affine<ST>(record + R::kQuantWords, lane >> 2, low, high);
-    low.scale = x1_mul(low.scale, R::kScale);
-    high.scale = x1_mul(high.scale, R::kScale);
-    float p[MT][4];
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++) p[mt][0] = p[mt][1] = p[mt][2] = p[mt][3] = 0.0f;
+    for (int mt = 0; mt < MT; mt++) p[nt][mt][0] = p[nt][mt][1] = p[nt][mt][2] = p[nt][mt][3] = 0.0f;
 #pragma unroll
     for (int i = 0; i < R::kMmas; i++) {
       unsigned a[4];
       expand<SB>(words, i, a);
 #pragma unroll
-      for (int mt = 0; mt < MT; mt++) mma16816(p[mt], a, b[mt][2 * i], b[mt][2 * i + 1]);
+      for (int mt = 0; mt < MT; mt++) mma16816(p[nt][mt], a, b[mt][2 * i], b[mt][2 * i + 1]);
     }
+  }
+}
+
+// The fp32 tail of a sub-block. ds: (d, s) of rows 2t and 2t+1 of each tile.
+template <int SB, int B, int ST, int NT, int MT>
+__device__ __forceinline__ void add_tail(const unsigned* records, int lane, const float (&p)[NT][MT][4],
+                                         const float4 (&ds)[MT], float (&acc)[NT][MT][4]) {
+  using R = Record<SB, B, ST>;
+#pragma unroll
+  for (int nt = 0; nt < NT; nt++) {
+    Affine low, high;
+    load_affine<ST>(records + nt * R::kWords + R::kQuantWords, lane >> 2, low, high);
+    low.scale = x1_mul(low.scale, R::kScale);
+    high.scale = x1_mul(high.scale, R::kScale);
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
       const float4 v = ds[mt];
       float(&c)[4] = acc[nt][mt];
-      c[0] = x1_fma(v.x, x1_fma(low.scale, p[mt][0], x1_mul(low.bias, v.y)), c[0]);
-      c[1] = x1_fma(v.z, x1_fma(low.scale, p[mt][1], x1_mul(low.bias, v.w)), c[1]);
-      c[2] = x1_fma(v.x, x1_fma(high.scale, p[mt][2], x1_mul(high.bias, v.y)), c[2]);
-      c[3] = x1_fma(v.z, x1_fma(high.scale, p[mt][3], x1_mul(high.bias, v.w)), c[3]);
+      c[0] = x1_fma(v.x, x1_fma(low.scale, p[nt][mt][0], x1_mul(low.bias, v.y)), c[0]);
+      c[1] = x1_fma(v.z, x1_fma(low.scale, p[nt][mt][1], x1_mul(low.bias, v.w)), c[1]);
+      c[2] = x1_fma(v.x, x1_fma(high.scale, p[nt][mt][2], x1_mul(high.bias, v.y)), c[2]);
+      c[3] = x1_fma(v.z, x1_fma(high.scale, p[nt][mt][3], x1_mul(high.bias, v.w)), c[3]);
     }
   }
 }

@@ -1,18 +1,51 @@
 """Packing for the tensor cores: every integer and affine pair is where the kernels look for it."""
 
-import mlx.core as mx
+from typing import Any
+
 import numpy as np
 import pytest
 
-from isobatch_kernels.cuda.tuning import MULTIPROCESSORS, choose_rows, choose_tiles
-from isobatch_kernels.cuda.weights import affine, pack_dense, pack_quantized, unpack
+from isobatch_kernels.cuda.device import Chip
+from isobatch_kernels.cuda.tuning import Sizes, choose_rows, choose_share, choose_tiles
+from isobatch_kernels.cuda.weights import affine, pack_dense, pack_quantized
 from isobatch_kernels.program import DenseType, DenseWeight, QuantizedWeight
 from isobatch_kernels.self_test import random_weight
+from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine")
+CHIP = Chip(132, 227 * 1024)
 
 FORMATS = [
-    *((4, 64, 64), (4, 32, 32), (4, 128, 64), (4, 16, 16), (3, 64, 32)),
-    *((5, 32, 32), (8, 32, 32), (8, 64, 64)),
+    *((4, 64, 64, True), (4, 32, 32, False), (4, 16, 16, True), (3, 64, 32, True)),
+    *((5, 32, 32, False), (8, 32, 32, True), (8, 64, 64, False)),
 ]
+
+
+@pytest.fixture
+def device(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
+    """A device whose kernels are compiled once for all tests."""
+    folder = tmp_path_factory.getbasetemp() / "cuda"
+    folder.mkdir(exist_ok=True)
+    return EmulatedDevice(folder)
+
+
+def _packed(device: EmulatedDevice, weights: list[QuantizedWeight], b: int) -> tuple[Any, Any]:
+    """The packed weight and its records (tiles, sub-blocks, words)."""
+    packed = pack_quantized(device, weights, b)
+    records = np.empty((packed.tiles, packed.num_inputs // b, packed.record_words), np.uint32)
+    assert records.nbytes == packed.size
+    device.download(packed.address, records)
+    device.free(packed.address)
+    device.close()
+    return packed, records
+
+
+def _unpacked(weight: QuantizedWeight) -> Any:
+    """The integers of MLX's bit stream, (N, K)."""
+    data = np.ascontiguousarray(weight.packed).view(np.uint8)
+    stream = np.unpackbits(data, axis=1, bitorder="little")
+    bits = stream.reshape(len(data), -1, weight.bits).astype(int)
+    return (bits << np.arange(weight.bits)).sum(axis=2)
 
 
 def _integers(records: np.ndarray, storage: int, b: int, n: int) -> list[int]:
@@ -35,19 +68,19 @@ def _integers(records: np.ndarray, storage: int, b: int, n: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("bits", "group", "b"), FORMATS)
-@pytest.mark.parametrize("half", [True, False])
-def test_every_integer_has_its_place(bits: int, group: int, b: int, half: bool) -> None:
+@pytest.mark.parametrize(("bits", "group", "b", "half"), FORMATS)
+def test_every_integer_has_its_place(
+    bits: int, group: int, b: int, half: bool, device: EmulatedDevice
+) -> None:
     """Two merged matrices, the first of which does not fill its last tile."""
     rng = np.random.default_rng(bits * 1000 + group)
     weights = [random_weight(rng, count, 3 * group, bits, group, half=half) for count in (21, 8)]
-    packed = pack_quantized(weights, b)
+    packed, records = _packed(device, weights, b)
     blocks = packed.num_inputs // b
-    records = np.array(packed.words).reshape(packed.tiles, blocks, packed.record_words)
-    expected = np.concatenate([np.array(unpack(w.packed, w.bits)).astype(int) for w in weights])
+    expected = np.concatenate([_unpacked(weight) for weight in weights])
     if bits == 8:
         expected -= 128
-    scales, biases = (np.concatenate([np.array(affine(w)[i]) for w in weights]) for i in range(2))
+    scales, biases = (np.concatenate([affine(w)[i] for w in weights]) for i in range(2))
     quant_words = 32 * (b // 16) * (1 if packed.storage_bits == 4 else 2)
     for n in range(29):
         assert _integers(records, packed.storage_bits, b, n) == expected[n].tolist()
@@ -64,12 +97,12 @@ def test_every_integer_has_its_place(bits: int, group: int, b: int, half: bool) 
             assert pair.tolist() == [scales[n, j * b // group], biases[n, j * b // group]]
 
 
-def test_rows_past_the_last_output_are_zero() -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_past_the_last_output_are_zero(bits: int, device: EmulatedDevice) -> None:
     """They are computed, and must not meet anything odd."""
-    weight = random_weight(np.random.default_rng(1), 3, 64, 4, 64, half=True)
-    packed = pack_quantized([weight], 64)
-    records = np.array(packed.words).reshape(1, 1, -1)
-    assert _integers(records, 4, 64, 5) == [0] * 64
+    weight = random_weight(np.random.default_rng(1), 3, 64, bits, 64, half=True)
+    _, records = _packed(device, [weight], 64)
+    assert _integers(records, bits, 64, 5) == [0] * 64
 
 
 def test_eight_bits_are_centred() -> None:
@@ -81,61 +114,63 @@ def test_eight_bits_are_centred() -> None:
         8,
         32,
     )
-    assert [np.array(part).tolist() for part in affine(weight)] == [[[0.0]], [[0.5]]]
+    assert [part.tolist() for part in affine(weight)] == [[[0.0]], [[0.5]]]
     weight = QuantizedWeight(
         weight.packed, np.array([[0.25]], np.float32), np.array([[0.5]], np.float32), 8, 32
     )
-    assert np.array(affine(weight)[1]).tolist() == [[32.5]]
+    assert affine(weight)[1].tolist() == [[32.5]]
 
 
-def test_absurd_scales_are_refused() -> None:
+def test_absurd_scales_are_refused(device: EmulatedDevice) -> None:
     """2^24 must fit on top of them."""
     weight = QuantizedWeight(
         np.zeros((1, 4), np.uint32), np.array([[2.0**110]], np.float32), None, 4, 32
     )
     with pytest.raises(ValueError, match="below 2\\^100"):
-        pack_quantized([weight], 32)
+        pack_quantized(device, [weight], 32)
 
 
 @pytest.mark.parametrize("dtype", list(DenseType))
-def test_dense_matrices_lie_in_tiles_of_32(dtype: DenseType) -> None:
+def test_dense_matrices_lie_in_tiles_of_32(dtype: DenseType, device: EmulatedDevice) -> None:
     """[tile][input][output], zero past the last output."""
     values = np.arange(35 * 6, dtype=np.float16).reshape(35, 6)
-    stored = (
-        values
-        if dtype is DenseType.FLOAT16
-        else np.array(mx.array(values).astype(mx.bfloat16).view(mx.uint16))
-    )
-    packed = pack_dense([DenseWeight(stored, dtype)])
+    packed = pack_dense(device, [DenseWeight(values[:20], dtype), DenseWeight(values[20:], dtype)])
     assert packed.is_bfloat == (dtype is DenseType.BFLOAT16)
-    out = np.array(packed.values.astype(mx.float32))
-    assert out.shape == (2, 6, 32)
+    out = np.empty((2, 6, 32), np.float16)
+    assert out.nbytes == packed.size
+    device.download(packed.address, out)
+    device.free(packed.address)
+    assert out[0].T.tolist() == values[:32].tolist()
     assert out[1, 4, 2] == values[34, 4]
     assert not out[1, :, 3:].any()
+    device.close()
 
 
 @pytest.mark.parametrize("outputs", [40, 896, 3584, 37888, 152064])
 def test_launches_cover_all_outputs_and_fit(outputs: int) -> None:
     """Whatever the tuning says, shared memory must hold it, and equal kernels have equal sizes."""
-
-    class Sizes:
-        tiles = -(-outputs // 16)
-        record_words = 144
-        sub_block = 64
-
+    weight = Sizes(-(-outputs // 16), 144, 64)
     seen: dict[tuple[int, ...], int] = {}
     for rows in range(1, 33):
-        shape = choose_rows(rows, Sizes())
+        shape = choose_rows(rows, weight, CHIP)
         assert shape.blocks[0] * 8 * shape.mt >= rows
-        assert shape.blocks[1] * shape.nt >= Sizes.tiles
+        assert shape.blocks[1] * shape.nt >= weight.tiles
         assert shape.held >= min(rows, 8 * shape.mt)
-        assert shape.shared_memory <= 227 * 1024
-        key = (shape.nt, shape.mt, shape.held, shape.stages)
+        assert shape.stages >= 2
+        assert shape.shared_memory <= 226 * 1024
+        key = (shape.nt, shape.mt, shape.held, shape.deep, shape.stages)
         assert seen.setdefault(key, shape.shared_memory) == shape.shared_memory
     for rows in (33, 64, 65, 500, 2048):
-        tiles = choose_tiles(rows, Sizes())
+        tiles = choose_tiles(rows, weight, CHIP)
         assert tiles.blocks[0] * 32 * tiles.parts >= rows
-        assert tiles.blocks[1] * 8 >= Sizes.tiles
+        assert tiles.blocks[1] * 8 >= weight.tiles
         assert tiles.stages >= 2
-        assert tiles.shared_memory <= 227 * 1024
-    assert MULTIPROCESSORS > 0
+        assert tiles.threads <= 1024
+        assert tiles.shared_memory <= 226 * 1024
+
+
+def test_few_blocks_of_attention_have_few_heads() -> None:
+    """And many have all that share keys and values."""
+    assert choose_share(7, 4, CHIP) == 1
+    assert choose_share(7, 4000, CHIP) == 7
+    assert choose_share(1, 4, CHIP) == 1

@@ -122,15 +122,24 @@ def test_a_machine_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dispatch.create_backend(PROGRAM, **SIZES).unit == UNITS[-1]
     with pytest.raises(RuntimeError, match="a Metal device is needed"):
         dispatch.create_backend(PROGRAM, backend="metal", **SIZES)
-    for device in dispatch.DEVICES:
-        assert f"backend {device} needs MLX" in str(dispatch.backend_error(device))
+    assert "backend metal needs MLX" in str(dispatch.backend_error("metal"))
+    assert "backend cuda needs an NVIDIA GPU" in str(dispatch.backend_error("cuda"))
     assert dispatch.backend_error("auto") is None
 
 
 def test_without_mlx_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX is what drives both."""
+    """MLX is what drives Metal, and float policies on either."""
     monkeypatch.setitem(sys.modules, "mlx.core", None)
-    assert [dispatch.device_is_available(each) for each in dispatch.DEVICES] == [False, False]
+    assert not dispatch.device_is_available("metal")
+    assert [dispatch.mlx_has_device(each) for each in dispatch.DEVICES] == [False, False]
+
+
+def test_without_cuda_bindings_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra `cuda` brings them."""
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    assert not dispatch.device_is_available("cuda")
+    with pytest.raises(RuntimeError, match="no package cuda-bindings"):
+        dispatch.create_backend(PROGRAM, backend="cuda", **SIZES)
 
 
 @pytest.mark.usefixtures("mac")

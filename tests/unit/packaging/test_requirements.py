@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = ROOT / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = ["build", "dev", "otel", "protos", "run", "uv"]
+PINNED = ["build", "cuda", "dev", "otel", "protos", "run", "uv"]
 BY_HAND = ["bench", "bench-mlx", "reference"]
 
 
@@ -57,11 +57,12 @@ def test_run_pins_what_the_project_depends_on() -> None:
         assert all(requirement.specifier.contains(version) for version in versions), text
 
 
-def test_otel_pins_its_extra() -> None:
-    otel = pins("otel")
-    for text in PROJECT["project"]["optional-dependencies"]["otel"]:
+@pytest.mark.parametrize("extra", ["cuda", "otel"])
+def test_an_extra_pins_what_it_brings(extra: str) -> None:
+    pinned = pins(extra)
+    for text in PROJECT["project"]["optional-dependencies"][extra]:
         requirement = Requirement(text)
-        assert all(map(requirement.specifier.contains, otel[canonicalize_name(requirement.name)]))
+        assert all(map(requirement.specifier.contains, pinned[canonicalize_name(requirement.name)]))
 
 
 def test_build_pins_the_build_system() -> None:

@@ -1,0 +1,176 @@
+"""A device without a GPU: kernels compiled by clang, memory of the host, graphs as lists."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from isobatch_kernels.cuda.device import Argument, Blocks, Chip, KernelKey
+from isobatch_kernels.cuda.source import load_kernels
+
+COMPILER = next((name for name in map(shutil.which, ("clang++-19", "clang++")) if name), None)
+_HERE = Path(__file__).parent
+_LAUNCH = """
+static void** arguments;
+template <class... A, int... I>
+void call_with(void (*kernel)(A...), std::integer_sequence<int, I...>) {
+  kernel(*(A*)arguments[I]...);
+}
+template <class... A>
+void call(void (*kernel)(A...)) {
+  call_with(kernel, std::make_integer_sequence<int, sizeof...(A)>());
+}
+extern "C" int launch(const int* blocks, int threads, int memory, void** a) {
+  arguments = a;
+  return run_blocks(blocks, threads, memory, [] { call(%s); });
+}
+"""
+
+
+@functools.cache
+def _compiled(key: KernelKey, folder: Path) -> ctypes.CDLL:
+    assert COMPILER is not None
+    body = load_kernels()[key.name].body(dict(key.constants))
+    source = f'#include "cuda_shim.h"\n{body}{_LAUNCH % key.name}'
+    stem = folder / f"{key.name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    stem.with_suffix(".cpp").write_text(source, encoding="utf-8")
+    library = stem.with_suffix(".so")
+    options = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-pthread"]
+    command = [COMPILER, *options, f"-I{_HERE}", "-o", str(library), str(stem.with_suffix(".cpp"))]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[:3000]
+    return ctypes.CDLL(str(library))
+
+
+class EmulatedDevice:
+    """Implements `device.Device`; new memory holds bytes of ones."""
+
+    name = "a CPU in place of a GPU"
+    chip = Chip(132, 227 * 1024)
+
+    def __init__(self, folder: Path) -> None:
+        """Compiled kernels are kept in `folder`."""
+        self._folder = folder
+        self._memory: dict[int, npt.NDArray[Any]] = {}
+        self._recording: list[Callable[[], None]] | None = None
+        self.launched: list[str] = []
+        self.graphs = 0
+
+    def enter(self) -> None:
+        """There is one thread."""
+
+    def allocate(self, size: int) -> int:
+        """With 16 bytes of alignment, as the kernels' loads need."""
+        whole = np.full(size + 256, 0xFF, np.uint8)
+        skip = -whole.ctypes.data % 256
+        address = int(whole.ctypes.data) + skip
+        self._memory[address] = whole
+        return address
+
+    def free(self, address: int) -> None:
+        """What was allocated, once."""
+        del self._memory[address]
+
+    def pinned(self, size: int) -> npt.NDArray[np.int32]:
+        """Ordinary memory."""
+        array = np.full(size, -1, np.int32)
+        self._memory[array.ctypes.data] = array
+        return array
+
+    def free_pinned(self, array: npt.NDArray[np.int32]) -> None:
+        """What was allocated, once."""
+        del self._memory[array.ctypes.data]
+
+    def upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        """A copy."""
+        assert array.flags.c_contiguous
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, address: int, array: npt.NDArray[Any]) -> None:
+        """A copy."""
+        assert array.flags.c_contiguous
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def clear(self, address: int, size: int) -> None:
+        """Zeros."""
+        ctypes.memset(address, 0, size)
+
+    def compile(self, keys: Sequence[KernelKey]) -> None:
+        """Only what is launched is compiled: this compiler is slow."""
+
+    def launch(
+        self,
+        key: KernelKey,
+        blocks: Blocks,
+        threads: int,
+        arguments: Sequence[Argument],
+        *,
+        early: bool,
+    ) -> None:
+        """Runs every block, or records it."""
+        if self._recording is not None:
+            self._recording.append(partial(self._run, key, blocks, threads, tuple(arguments)))
+        else:
+            self._run(key, blocks, threads, arguments)
+
+    def _run(
+        self, key: KernelKey, blocks: Blocks, threads: int, arguments: Sequence[Argument]
+    ) -> None:
+        self.launched.append(key.name)
+        values = [
+            ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value)
+            for value in arguments
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        grid = (ctypes.c_int * 3)(*blocks)
+        result = _compiled(key, self._folder).launch(grid, threads, key.shared_memory, pointers)
+        assert result != 1, f"{key}: a barrier that not every thread reaches"
+        assert result != 2, f"{key}: shared memory past what was asked for is written"
+
+    def begin_recording(self) -> None:
+        """Launches go to a list."""
+        assert self._recording is None
+        self._recording = []
+
+    def end_recording(self) -> Any:
+        """The list."""
+        graph, self._recording = self._recording, None
+        self.graphs += 1
+        return graph
+
+    def replay(self, graph: Any) -> None:
+        """Runs what was recorded."""
+        for run in graph:
+            run()
+
+    def seconds(self, graph: Any) -> float:
+        """Nothing is timed here: the longer list takes longer."""
+        return float(len(graph))
+
+    def drop(self, graph: Any) -> None:
+        """Counts."""
+        self.graphs -= 1
+
+    def mark(self, slot: int) -> None:
+        """Everything is done already."""
+
+    def wait_for(self, slot: int) -> None:
+        """Everything is done already."""
+
+    def synchronize(self) -> None:
+        """Everything is done already."""
+
+    def close(self) -> None:
+        """Nothing may be left."""
+        assert not self._memory
+        assert not self.graphs

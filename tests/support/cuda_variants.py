@@ -1,0 +1,105 @@
+"""Constants that CUDA kernels are compiled for in tests, and files with every variant of some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from isobatch_kernels.cuda.source import KernelSource
+
+_MODEL: Final = {"HEADS": 28, "KV_HEADS": 4, "D": 128}
+_ODD_MODEL: Final = {"HEADS": 4, "KV_HEADS": 2, "D": 24}
+_B64: Final = {"SB": 4, "B": 64, "ST": 0}
+
+
+def _rows(nt: int, mt: int, held: int, deep: int) -> dict[str, int]:
+    return {"NT": nt, "MT": mt, "HELD": held, "DEEP": deep, "STAGES": 4}
+
+
+# Several sets where they change a kernel's paths.
+VARIANTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
+    "linear_rows": (
+        *(
+            {**_B64, **_rows(nt, mt, 8 * mt, 2), "LOGIT": 0}
+            for nt, mt in ((1, 1), (2, 1), (4, 1), (1, 2), (4, 2))
+        ),
+        {
+            "SB": 4,
+            "B": 32,
+            "ST": 0,
+            "NT": 1,
+            "MT": 1,
+            "HELD": 4,
+            "DEEP": 1,
+            "STAGES": 4,
+            "LOGIT": 0,
+        },
+        {
+            "SB": 4,
+            "B": 16,
+            "ST": 1,
+            "NT": 2,
+            "MT": 1,
+            "HELD": 4,
+            "DEEP": 1,
+            "STAGES": 4,
+            "LOGIT": 0,
+        },
+        {
+            "SB": 8,
+            "B": 32,
+            "ST": 2,
+            "NT": 2,
+            "MT": 1,
+            "HELD": 4,
+            "DEEP": 1,
+            "STAGES": 4,
+            "LOGIT": 1,
+        },
+        {
+            "SB": 8,
+            "B": 64,
+            "ST": 2,
+            "NT": 2,
+            "MT": 2,
+            "HELD": 4,
+            "DEEP": 1,
+            "STAGES": 4,
+            "LOGIT": 1,
+        },
+    ),
+    "linear_tiles": (
+        {**_B64, "WT": 4, "RP": 4, "STAGES": 4, "LOGIT": 0},
+        {**_B64, "WT": 2, "RP": 2, "STAGES": 4, "LOGIT": 0},
+        {"SB": 4, "B": 32, "ST": 0, "WT": 4, "RP": 4, "STAGES": 4, "LOGIT": 0},
+        {"SB": 8, "B": 32, "ST": 2, "WT": 2, "RP": 2, "STAGES": 4, "LOGIT": 1},
+    ),
+    "pack_quantized": ({**_B64, "BITS": 4}, {"SB": 8, "B": 32, "ST": 2, "BITS": 5}),
+    "quantize": ({"A": 64, "HALVES": 0}, {"A": 32, "HALVES": 1}),
+    "gate_quantize": ({"A": 64, "HALVES": 0},),
+    "norm_quantize": ({"A": 64, "HALVES": 0}, {"A": 32, "HALVES": 1}),
+    "embed": (_B64, {"SB": 8, "B": 32, "ST": 2}),
+    "embed_dense": ({"BFLOAT": 0}, {"BFLOAT": 1}),
+    "rope_write_kv": ({**_MODEL, "INTERLEAVED": 0}, {**_MODEL, "INTERLEAVED": 1}),
+    "attention_chunks": (
+        *({**_MODEL, "SHARE": share} for share in (1, 4, 7)),
+        {**_ODD_MODEL, "SHARE": 2},
+    ),
+    "attention_merge_quantize": ({"HEADS": 28, "D": 128, "A": 64, "HALVES": 0},),
+    "attention_prefill": (_MODEL, _ODD_MODEL),
+    "prepare_dense": ({"BFLOAT": 1}, {"BFLOAT": 0}),
+    "dense": ({"BFLOAT": 0, "LOGIT": 0},),
+}
+
+
+def translation_unit(kernels: Sequence[KernelSource]) -> str:
+    """Every variant of the kernels of one file, each in a namespace; without the device's text."""
+    parts = [kernels[0].helpers]
+    for kernel in kernels:
+        for i, constants in enumerate(VARIANTS.get(kernel.name, ({},))):
+            own = kernel.body(constants).removeprefix(kernel.helpers)
+            name = f"{kernel.name}_{i}"
+            own = re.sub(rf"\b{kernel.name}\(", f"{name}(", own, count=1)
+            parts.append(f"namespace in_{name} {{\n{own}}}\n")
+    return "".join(parts)
