@@ -86,7 +86,7 @@ _CHAT_OPTIONS: Final = (
     click.option(
         "-n",
         "--max-tokens",
-        type=int,
+        type=click.IntRange(1),
         default=_CHAT_MAX_TOKENS,
         show_default=True,
         envvar="ISOBATCH_CHAT_MAX_TOKENS",

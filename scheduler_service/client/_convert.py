@@ -261,6 +261,8 @@ def _put(container: Any, key: Any, value: Any, path: str) -> None:
 
 
 def _rule(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return "must be text that UTF-8 can hold"
     return f"must fit the contract ({error})"
 
 

@@ -268,6 +268,7 @@ def test_runtime_directory_too_long_is_a_configuration_error() -> None:
         (("serve", "--port", "80", "--listen", "unix:/s"), "give one of them"),
         (("serve", "--port", "70000"), "70000"),
         (("generate", "-p", "x", "--top-k", "many"), "many"),
+        (("chat", "-n", "0"), "x>=1"),
     ],
 )
 def test_wrong_usage(run: Run, arguments: tuple[str, ...], message: str) -> None:

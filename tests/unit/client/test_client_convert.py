@@ -138,6 +138,13 @@ def test_bytes_are_no_token_ids(prompt: Any) -> None:
         _convert.generate_request(prompt, GenerationParams(), model="", request_id="")
 
 
+@pytest.mark.parametrize("prompt", ["a\ud800", [ChatMessage("user", "a\ud800")]])
+def test_half_a_character_is_named_in_words(prompt: Any) -> None:
+    """What Python makes of bytes in an argument that are no UTF-8, say."""
+    with pytest.raises(InvalidRequestError, match="must be text that UTF-8 can hold, got 'a"):
+        _convert.generate_request(prompt, GenerationParams(), **NAMES)
+
+
 def test_mixed_prompt_is_refused() -> None:
     """Ids and turns in one prompt have no meaning."""
     prompt = (ChatMessage("user", "hi"), 5)
