@@ -72,14 +72,23 @@ def test_a_signal_just_before_the_wait_ends_it(
     assert (came, len(rounds), pipe[0] in rounds[0]) == ([signal.SIGUSR1], 2, False)
 
 
-def test_what_a_handler_raises_ends_the_wait(pipe: tuple[int, int]) -> None:
+def test_what_a_handler_raises_ends_the_wait(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def leave(_: int, __: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    former = signal.signal(signal.SIGALRM, leave)
+    former = signal.signal(signal.SIGUSR1, leave)
+
+    def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(select, "select", interrupted)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(KeyboardInterrupt):
             TypedLines(pipe[0]).read_line()
     finally:
-        signal.signal(signal.SIGALRM, former)
+        signal.signal(signal.SIGUSR1, former)
+    if before:
+        assert len(os.listdir("/proc/self/fd")) == before
