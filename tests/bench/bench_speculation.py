@@ -1,18 +1,21 @@
-"""Speculation by kind of text: speed with and without, and what is accepted.
+"""Speculation by kind of text: speed with each proposer and without, and what is accepted.
 
     python tests/bench/bench_speculation.py --streams 1,4,8 --tokens 160 --rounds 5
+    python tests/bench/bench_speculation.py --draft-model smollm2-draft --modes off,lookup,auto
 
-One pair of processes serves both: a request may do without speculation. In each round every kind
-of text runs once without and once with it, one after the other, because a shared machine changes
-its speed over minutes; the figures are medians over rounds of the two in the same round. The
-tokens of both are compared, and a difference is an error. The processor time of both processes is
-kept as well, prompts included: other work on the machine disturbs it less than the time.
+Each mode has a pair of processes of its own; those that have no turn sleep. In each round every
+kind of text runs once in each mode, one after the other, because a shared machine changes its
+speed over minutes; the figures are medians over rounds of the mode and `off` in the same round.
+The tokens of all modes are compared, and a difference is an error. The processor time of both
+processes is kept as well, prompts included: other work on the machine disturbs it less than the
+time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import sys
@@ -39,7 +42,7 @@ class Sample:
 
     kind: str
     num_streams: int
-    is_speculative: bool
+    mode: str  # off, lookup, draft or auto
     num_tokens: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -47,27 +50,24 @@ class Sample:
     processor_seconds: float  # of both processes, prompts included
 
 
-def request(kind: str, index: int, num_tokens: int, *, is_speculative: bool) -> tuple[
-    Prompt, GenerationParams
-]:  # fmt: skip
+def request(kind: str, index: int, num_tokens: int) -> tuple[Prompt, GenerationParams]:
     """Return the prompt and parameters of one stream."""
     words = prompt("story" if kind == SAMPLED else kind, index)
     params = GenerationParams(
         max_tokens=num_tokens,
         temperature=1.3 if kind == SAMPLED else 0.0,
         seed=index,
-        disable_speculation=not is_speculative,
     )
     return (words if kind == "code edit" else (ChatMessage("user", words),)), params
 
 
 async def one_round(
-    pair: ServicePair, kind: str, users: range, num_tokens: int, *, is_speculative: bool
+    mode: str, pair: ServicePair, kind: str, users: range, num_tokens: int
 ) -> tuple[Sample, list[tuple[int, ...]]]:
     """Run the streams at once; return what was measured and the tokens of each."""
 
     async def one(client: AsyncClient, index: int) -> Completion:
-        words, params = request(kind, index, num_tokens, is_speculative=is_speculative)
+        words, params = request(kind, index, num_tokens)
         async with await client.generate(words, params) as stream:
             return await stream.completion()
 
@@ -78,7 +78,7 @@ async def one_round(
     sample = Sample(
         kind=kind,
         num_streams=len(users),
-        is_speculative=is_speculative,
+        mode=mode,
         num_tokens=sum(usage.num_generated_tokens for usage in usages),
         num_draft_tokens=sum(usage.num_draft_tokens for usage in usages),
         num_accepted_draft_tokens=sum(usage.num_accepted_draft_tokens for usage in usages),
@@ -101,56 +101,62 @@ def processor_seconds(pair: ServicePair) -> float:
 
 
 def measure(
-    services: ServicePair, kinds: list[str], counts: list[int], num_tokens: int, num_rounds: int
+    pairs: dict[str, ServicePair],
+    kinds: list[str],
+    counts: list[int],
+    num_tokens: int,
+    num_rounds: int,
 ) -> list[Sample]:
     """Run everything in turn, after a round that is not counted."""
     samples: list[Sample] = []
+    modes = list(pairs)
     for number in range(num_rounds + 1):
         for kind in kinds:
             for count in counts:
                 # Who goes first changes from round to round.
-                order = (False, True) if number % 2 else (True, False)
+                turn = number % len(modes)
+                order = [*modes[turn:], *modes[:turn]]
                 # Other users in each round: a single stream would tell of one text alone.
                 users = range(number * count, (number + 1) * count)
-                pair = [
-                    asyncio.run(
-                        one_round(services, kind, users, num_tokens, is_speculative=speculative)
-                    )
-                    for speculative in order
+                found = [
+                    asyncio.run(one_round(mode, pairs[mode], kind, users, num_tokens))
+                    for mode in order
                 ]
-                if pair[0][1] != pair[1][1]:
+                if any(tokens != found[0][1] for _, tokens in found):
                     raise RuntimeError(f"[bench] {kind}, {count} streams: tokens differ")
                 if number:
-                    samples += [sample for sample, _ in pair]
+                    samples += [sample for sample, _ in found]
     return samples
 
 
 def table(samples: list[Sample]) -> list[str]:
     """Return the lines of a Markdown table."""
     lines = [
-        "| text | streams | drafted a token | accepted | tokens/s off | with "
+        "| text | streams | drafts by | drafted a token | accepted | tokens/s off | with "
         "| ratio (all) | ratio of processor time (all) |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for kind, count in dict.fromkeys((each.kind, each.num_streams) for each in samples):
         mine = [each for each in samples if (each.kind, each.num_streams) == (kind, count)]
-        on = [each for each in mine if each.is_speculative]
-        off = [each for each in mine if not each.is_speculative]
-        pairs = list(zip(off, on, strict=True))
-        times = [a.seconds / b.seconds for a, b in pairs]
-        work = [a.processor_seconds / b.processor_seconds for a, b in pairs]
-        drafted = sum(each.num_draft_tokens for each in on)
-        accepted = sum(each.num_accepted_draft_tokens for each in on)
-        speeds = [
-            statistics.median(each.num_tokens * count / each.seconds for each in some)
-            for some in (off, on)
-        ]
-        share = f"{accepted / drafted:.0%}" if drafted else "none"
-        lines.append(
-            f"| {kind} | {count} | {drafted / sum(each.num_tokens for each in on):.2f} "
-            f"| {share} | {speeds[0]:.0f} | {speeds[1]:.0f} "
-            f"| {_ratios(times)} | {_ratios(work)} |"
-        )
+        off = [each for each in mine if each.mode == "off"]
+        for mode in dict.fromkeys(each.mode for each in mine if each.mode != "off"):
+            on = [each for each in mine if each.mode == mode]
+            pairs = list(zip(off, on, strict=True))
+            times = [a.seconds / b.seconds for a, b in pairs]
+            work = [a.processor_seconds / b.processor_seconds for a, b in pairs]
+            drafted = sum(each.num_draft_tokens for each in on)
+            accepted = sum(each.num_accepted_draft_tokens for each in on)
+            speeds = [
+                statistics.median(each.num_tokens * count / each.seconds for each in some)
+                for some in (off, on)
+            ]
+            share = f"{accepted / drafted:.0%}" if drafted else "none"
+            lines.append(
+                f"| {kind} | {count} | {mode} "
+                f"| {drafted / sum(each.num_tokens for each in on):.2f} "
+                f"| {share} | {speeds[0]:.0f} | {speeds[1]:.0f} "
+                f"| {_ratios(times)} | {_ratios(work)} |"
+            )
     return lines
 
 
@@ -167,14 +173,29 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-draft-tokens", type=int, default=8)
+    parser.add_argument("--draft-model", default="", help="of modes draft and auto")
+    parser.add_argument("--modes", default="off,lookup", help="of off, lookup, draft, auto")
     parser.add_argument("--json", default="bench-results/speculation.json")
     args = parser.parse_args()
     # A first start measures the model's profile, and a busy machine takes its time.
     support.START_TIMEOUT_SECONDS = 600.0
     counts = [int(count) for count in args.streams.split(",")]
-    flags = ("--speculation", "lookup", "--max-draft-tokens", str(args.max_draft_tokens))
-    with running_pair(args.model, scheduler_flags=flags) as pair:
-        samples = measure(pair, args.kinds.split(";"), counts, args.tokens, args.rounds)
+    with contextlib.ExitStack() as stack:
+        pairs = {
+            mode: stack.enter_context(
+                running_pair(
+                    args.model,
+                    executor_flags=("--draft-model", args.draft_model)
+                    if mode in ("draft", "auto")
+                    else (),
+                    scheduler_flags=(
+                        "--speculation", mode, "--max-draft-tokens", str(args.max_draft_tokens)
+                    ),
+                )
+            )
+            for mode in args.modes.split(",")
+        }  # fmt: skip
+        samples = measure(pairs, args.kinds.split(";"), counts, args.tokens, args.rounds)
     print("\n".join(table(samples)))
     path = Path(args.json)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +204,7 @@ def main() -> None:
         "model": args.model,
         "tokens": args.tokens,
         "max_draft_tokens": args.max_draft_tokens,
+        "draft_model": args.draft_model,
         "samples": [asdict(sample) for sample in samples],
     }
     path.write_text(json.dumps(report, indent=1) + "\n")

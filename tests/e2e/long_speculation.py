@@ -1,6 +1,7 @@
 """Speculation changes no token and no logit: the long form, by hand.
 
     .venv/bin/python tests/e2e/long_speculation.py --tokens 1000
+    .venv/bin/python tests/e2e/long_speculation.py --draft-model smollm2-draft --speculation auto
 
 Each request runs alone without speculation and then among all others with it. Equal means `==` on
 token ids and on digests of the whole fp32 logits row of every token.
@@ -78,9 +79,13 @@ def main() -> int:
     """Run and print a table; the exit status is 1 when something differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--speculation", default="lookup", help="lookup, draft or auto")
+    parser.add_argument("--draft-model", default="", help="alias or path, for draft and auto")
+    parser.add_argument("--fixed", type=int, default=0, help="drafts of each row; 0: what pays")
     args = parser.parse_args()
-    flags = ("--speculation", "lookup")
-    with running_pair(embedded_model_path(), scheduler_flags=flags) as pair:
+    flags = ("--speculation", args.speculation, "--fixed-draft-tokens", str(args.fixed))
+    draft = ("--draft-model", args.draft_model) if args.draft_model else ()
+    with running_pair(embedded_model_path(), executor_flags=draft, scheduler_flags=flags) as pair:
         found = asyncio.run(compare(pair.schedulers[0].address, args.tokens))
     print("| request | tokens | drafted | accepted | equal |\n|---|---|---|---|---|")
     for each in found:
