@@ -5,12 +5,8 @@ verifies: a draft is accepted exactly when it is the token that would have been 
 So nothing but speed depends on what happens here. Pure: standard library and the core's values.
 """
 
-from scheduler_service.speculation.controller import (
-    AdaptiveController,
-    Controller,
-    FixedController,
-    PlainStep,
-)
+from scheduler_service.speculation.control import Controller, FixedController, PlainStep
+from scheduler_service.speculation.controller import AdaptiveController
 from scheduler_service.speculation.costs import StepCosts, StepSeconds, assumed_curve
 from scheduler_service.speculation.draft_model import DraftModelProposer
 from scheduler_service.speculation.draft_work import (

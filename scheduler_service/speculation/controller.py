@@ -20,13 +20,13 @@ long one that does not.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from scheduler_service.core.request import SequenceId
 from scheduler_service.speculation.acceptance import DRAFT_PRIOR, Acceptance, draft_level
-from scheduler_service.speculation.costs import StepSeconds
+from scheduler_service.speculation.control import PlainStep
 from scheduler_service.speculation.draft_choice import (
     FIRST_WAIT,
     NOTHING,
@@ -71,128 +71,6 @@ _SHARED_DECAY: Final = 0.995
 _SHARED_WEIGHT: Final = 3.0
 _FIRST_SHARE: Final = 0.5
 _FIRST_WEIGHT: Final = 6.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlainStep:
-    """The step as it would be without drafts.
-
-    Attributes:
-        sequence_ids: Sequences that get a token and may have drafts.
-        num_room: Drafts that the limits of a step leave room for.
-        seconds: Cost of the step by its rows of logits: one for each sequence, one for each draft.
-        next_seconds: Cost of a later step of the same sequences, without drafts and prompts.
-        spent_seconds: What asking the draft model before the step took.
-    """
-
-    sequence_ids: Sequence[SequenceId]
-    num_room: int
-    seconds: StepSeconds
-    next_seconds: float
-    spent_seconds: float = 0.0
-
-    @property
-    def plain_seconds(self) -> float:
-        """Cost without drafts."""
-        return self.seconds(len(self.sequence_ids))
-
-
-class Controller(Protocol):
-    """Chooses how much of each proposal is tried, and learns from what came of it."""
-
-    @property
-    def asks_again(self) -> bool:
-        """Whether the draft model may be asked more than once before a step."""
-        ...
-
-    def choose(
-        self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
-    ) -> dict[SequenceId, int]:
-        """Return how many drafts of each proposal go into the step; none for those left out."""
-        ...
-
-    def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
-        """Take in the tokens that came where a proposal was made, however much of it was tried."""
-        ...
-
-    def ask(
-        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
-    ) -> Asking:
-        """Return what to ask of the draft model before the step."""
-        ...
-
-    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
-        """Take in a sequence that decodes from now on, and what its prompt took."""
-        ...
-
-    def prefers_lookup(self, sequence_id: SequenceId, proposal: Proposal) -> bool:
-        """Return whether a lookup's proposal is better than asking the draft model."""
-        ...
-
-    def settle(
-        self,
-        step: PlainStep,
-        num_tried: int,
-        num_drawn: Mapping[SequenceId, int],
-    ) -> None:
-        """Book a step with `num_tried` drafts that gave each sequence so many tokens."""
-        ...
-
-    def forget(self, sequence_id: SequenceId) -> None:
-        """Let go of what is kept for a sequence; unknown ones are ignored."""
-        ...
-
-
-class FixedController:
-    """Always the same number of drafts, as far as there are so many.
-
-    For tests and comparisons: what is drafted depends on the text alone and on no neighbour.
-    """
-
-    asks_again = True
-
-    def __init__(self, num_drafts: int) -> None:
-        self._num_drafts = num_drafts
-
-    def choose(
-        self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
-    ) -> dict[SequenceId, int]:
-        """Return the fixed number, or the whole of a shorter proposal, while there is room."""
-        num_room = step.num_room
-        chosen: dict[SequenceId, int] = {}
-        for sequence_id, proposal in proposals.items():
-            chosen[sequence_id] = min(self._num_drafts, len(proposal.token_ids), num_room)
-            num_room -= chosen[sequence_id]
-        return chosen
-
-    def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
-        """Learn nothing."""
-
-    def ask(
-        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
-    ) -> Asking:
-        """Return the fixed number for all of them, whatever is missing before that."""
-        return Asking(
-            {each: min(self._num_drafts, one.max_drafts) for each, one in candidates.items()}
-        )
-
-    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
-        """Keep no accounts."""
-
-    def prefers_lookup(self, sequence_id: SequenceId, proposal: Proposal) -> bool:
-        """Prefer one, be it ever so weak."""
-        return bool(proposal.token_ids)
-
-    def settle(
-        self,
-        step: PlainStep,
-        num_tried: int,
-        num_drawn: Mapping[SequenceId, int],
-    ) -> None:
-        """Keep no accounts."""
-
-    def forget(self, sequence_id: SequenceId) -> None:
-        """Have nothing to let go of."""
 
 
 @dataclass(slots=True)
@@ -257,20 +135,26 @@ class AdaptiveController:
         share = self._record(sequence_id).on_the_whole.share
         return self._share(sequence_id, proposal, 0) >= share
 
+    def may_ask(self, step: PlainStep, costs: DraftCosts) -> bool:
+        """Return whether accounts allow to ask the draft model at all."""
+        accounts = self._accounts(step, self._first_steps())
+        return min(accounts.values()) > costs.overhead_seconds + costs.pass_seconds(1)
+
+    def _accounts(self, step: PlainStep, num_first: float) -> dict[SequenceId, float]:
+        """Return by how many seconds each sequence allows the plain step to be exceeded."""
+        seconds = step.plain_seconds
+        return {
+            each: self._record(each).spendable(seconds, num_first) for each in step.sequence_ids
+        }
+
     def ask(
         self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
     ) -> Asking:
         """Return what to ask of the draft model before the step."""
-        plain_seconds = step.plain_seconds
-        if plain_seconds <= 0 or step.num_room < 1 or not candidates:
+        if step.plain_seconds <= 0 or step.num_room < 1 or not candidates:
             return NOTHING
-        first = self._first_steps()
-        accounts = {
-            each: self._record(each).spendable(plain_seconds, first) for each in step.sequence_ids
-        }
+        accounts = self._accounts(step, self._first_steps())
         spendable = min(accounts.values())
-        if spendable <= costs.overhead_seconds:
-            return NOTHING
         records = {each: self._record(each).on_the_whole for each in candidates}
         room = DraftStep(len(step.sequence_ids), step.num_room, step.seconds, spendable)
         return choose_asking(room, candidates, records, costs, MIN_GAIN, accounts)
@@ -290,9 +174,7 @@ class AdaptiveController:
             return {}
         is_drafted = any(each.kind is ProposerKind.DRAFT for each in proposals.values())
         first = self._first_steps() if is_drafted else FIRST_STEPS
-        accounts = {
-            each: self._record(each).spendable(plain_seconds, first) for each in step.sequence_ids
-        }
+        accounts = self._accounts(step, first)
         spendable = min(accounts.values()) - step.spent_seconds
         taken, is_bounded = self._pick(step, proposals, spendable, dict.fromkeys(proposals, 0.0))
         if is_bounded:

@@ -11,7 +11,7 @@ from scheduler_service.core.cost_curve import NO_CURVE, CostCurve
 from scheduler_service.core.request import Request, RequestId, SequenceId
 from scheduler_service.core.state import SchedulerState
 from scheduler_service.core.step_budget import StepLoad, share_step
-from scheduler_service.speculation.controller import Controller, PlainStep
+from scheduler_service.speculation.control import Controller, PlainStep
 from scheduler_service.speculation.costs import StepCosts, assumed_curve
 from scheduler_service.speculation.draft_choice import Asking, Candidate
 from scheduler_service.speculation.draft_costs import DraftCosts
@@ -72,6 +72,7 @@ class Speculator:
         # Of the requests to the draft model since the last step.
         self._num_asked = 0
         self._spent_seconds = 0.0
+        self._asked_forecast: _Forecast | None = None
 
     @property
     def num_known(self) -> int:
@@ -81,36 +82,48 @@ class Speculator:
     def ask(self, state: SchedulerState) -> DraftWork | None:
         """Return work for the draft model before the next step, or None when there is no more.
 
-        `state` is not changed; no step is in flight.
+        `state` is not changed; no step is in flight. After None, `draft` follows at once.
         """
+        self._asked_forecast = None
         model = self._draft_model
         if model is None or (self._num_asked and not self._controller.asks_again):
             return None
-        forecast = _Forecast(state, self._costs)
+        forecast = self._asked_forecast = _Forecast(state, self._costs)
         if forecast.num_room < 1 or not 0 < len(forecast.decoding) <= MAX_SEQUENCES:
-            return None
-        candidates: dict[SequenceId, Candidate] = {}
-        for sequence_id, request in forecast.decoding.items():
-            num_left = request.max_tokens - len(request.output_token_ids) - 1
-            if num_left < 1 or not request.takes_drafts or not model.can_draft(request):
-                continue
-            if self._proposer is not None:
-                found = self._proposer.propose(request, min(self._max_draft_tokens, num_left))
-                if self._controller.prefers_lookup(sequence_id, found):
-                    continue
-            most = min(self._max_draft_tokens, num_left)
-            candidates[sequence_id] = Candidate(most, model.num_missing(request))
-        if not candidates:
             return None
         step = forecast.step(tuple(forecast.decoding))
         self._draft_costs.set_plain_step(step.next_seconds)
+        if not self._controller.may_ask(step, self._draft_costs):
+            return None
+        candidates = self._candidates(model, forecast.decoding)
+        if not candidates:
+            return None
         asking = self._controller.ask(step, candidates, self._draft_costs)
         rows = self._rows(model, forecast.decoding, asking) if asking else ()
         if not rows:
             return None
+        # The state may change while the draft model works.
+        self._asked_forecast = None
         self._num_asked += 1
         work = DraftWork(rows)
         return replace(work, expected_seconds=self._draft_costs.work_seconds(work))
+
+    def _candidates(
+        self, model: DraftModelProposer, decoding: Mapping[SequenceId, Request]
+    ) -> dict[SequenceId, Candidate]:
+        """Return the sequences that the draft model can be asked for and a lookup cannot."""
+        candidates: dict[SequenceId, Candidate] = {}
+        for sequence_id, request in decoding.items():
+            num_left = request.max_tokens - len(request.output_token_ids) - 1
+            if num_left < 1 or not request.takes_drafts or not model.can_draft(request):
+                continue
+            most = min(self._max_draft_tokens, num_left)
+            if self._proposer is not None:
+                found = self._proposer.propose(request, most)
+                if self._controller.prefers_lookup(sequence_id, found):
+                    continue
+            candidates[sequence_id] = Candidate(most, model.num_missing(request))
+        return candidates
 
     def _rows(
         self, model: DraftModelProposer, decoding: Mapping[SequenceId, Request], asking: Asking
@@ -148,7 +161,9 @@ class Speculator:
         `state` is not changed; no step is in flight.
         """
         self.forget_ended(state)
-        forecast = self._forecast = _Forecast(state, self._costs, self._spent_seconds)
+        # Where nothing was asked, that of `ask` holds: nothing has happened since.
+        forecast = self._forecast = self._asked_forecast or _Forecast(state, self._costs)
+        forecast.spent_seconds, self._asked_forecast = self._spent_seconds, None
         self._num_asked, self._spent_seconds = 0, 0.0
         self._made, self._proposals = {}, {}
         for sequence_id in forecast.decoding.keys() - self._known:
@@ -239,8 +254,9 @@ def _is_decode(row: TokenRow) -> bool:
 class _Forecast:
     """The next step as far as it can be told before it is planned: who decodes, what it costs."""
 
-    def __init__(self, state: SchedulerState, costs: StepCosts, spent_seconds: float = 0.0) -> None:
-        self._spent_seconds = spent_seconds
+    def __init__(self, state: SchedulerState, costs: StepCosts) -> None:
+        # What asking the draft model took.
+        self.spent_seconds = 0.0
         self.decoding: dict[SequenceId, Request] = {}
         self._costs = costs
         self._curve = state.limits.cost_curve
@@ -265,7 +281,7 @@ class _Forecast:
     def step(self, sequence_ids: Sequence[SequenceId]) -> PlainStep:
         """Return the step without drafts, with a token for each of these sequences."""
         later = self._costs.seconds(len(sequence_ids), self.curve)
-        return PlainStep(sequence_ids, self.num_room, self._seconds, later, self._spent_seconds)
+        return PlainStep(sequence_ids, self.num_room, self._seconds, later, self.spent_seconds)
 
     def prompt_seconds(self, request: Request) -> float:
         """Return what the prompt of a request took that decodes now; 0 without a curve."""
