@@ -244,8 +244,10 @@ class StepLoop:
 
     def _may_draft(self) -> bool:
         """Return whether drafts may be wanted: they go behind tokens that are known."""
-        return self.speculator is not None and any(
-            request.takes_drafts for request in self.state.running.values()
+        return (
+            self.speculator is not None
+            and any(request.takes_drafts for request in self.state.running.values())
+            and self.speculator.may_draft(self.state)
         )
 
     async def _send(

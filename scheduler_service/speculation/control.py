@@ -60,9 +60,14 @@ class Controller(Protocol):
         ...
 
     def ask(
-        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
+        self,
+        step: PlainStep,
+        candidates: Mapping[SequenceId, Candidate],
+        costs: DraftCosts,
+        *,
+        is_trial: bool = False,
     ) -> Asking:
-        """Return what to ask of the draft model before the step."""
+        """Return what to ask of the draft model before the step; a trial notes nothing."""
         ...
 
     def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
@@ -117,7 +122,12 @@ class FixedController:
         return True
 
     def ask(
-        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
+        self,
+        step: PlainStep,
+        candidates: Mapping[SequenceId, Candidate],
+        costs: DraftCosts,
+        *,
+        is_trial: bool = False,
     ) -> Asking:
         """Return the fixed number for all of them, whatever is missing before that."""
         return Asking(

@@ -50,12 +50,12 @@ FIRST_STEPS: Final = 0.25
 """Plain steps that a sequence may lose besides: a draft must be affordable before long."""
 
 INVESTED_STEPS: Final = 1.0
-"""Plain steps more that a sequence may lose where the draft model has proved good with others: it
-must catch up with the prompt before it can gain anything."""
+"""Plain steps more that a sequence may lose while the draft model has not proved bad with others:
+it must read before it can gain anything."""
 
 PROVED_SHARE: Final = 0.4
-PROVED_DRAFTS: Final = 18.0
-"""What proves it: the share of its drafts that were right, of about so many that fade."""
+PROVED_DRAFTS: Final = 12.0
+"""What proves it: fewer of its drafts right than this share, of about so many that fade."""
 
 MAX_CREDIT_STEPS: Final = 8.0
 """Plain steps that can stand on an account."""
@@ -115,8 +115,8 @@ class AdaptiveController:
     def _first_steps(self) -> float:
         """Return the plain steps that a sequence may lose to the draft model to begin with."""
         whole = self._on_the_whole
-        is_proved = whole.weight >= PROVED_DRAFTS and whole.share >= PROVED_SHARE
-        return FIRST_STEPS + INVESTED_STEPS if is_proved else FIRST_STEPS
+        is_bad = whole.weight >= PROVED_DRAFTS and whole.share < PROVED_SHARE
+        return FIRST_STEPS if is_bad else FIRST_STEPS + INVESTED_STEPS
 
     def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
         """Count the time of a sequence's prompt as plain time: its user waited for it too."""
@@ -148,16 +148,23 @@ class AdaptiveController:
         }
 
     def ask(
-        self, step: PlainStep, candidates: Mapping[SequenceId, Candidate], costs: DraftCosts
+        self,
+        step: PlainStep,
+        candidates: Mapping[SequenceId, Candidate],
+        costs: DraftCosts,
+        *,
+        is_trial: bool = False,
     ) -> Asking:
-        """Return what to ask of the draft model before the step."""
+        """Return what to ask of the draft model before the step; a trial notes nothing."""
         if step.plain_seconds <= 0 or step.num_room < 1 or not candidates:
             return NOTHING
         accounts = self._accounts(step, self._first_steps())
         spendable = min(accounts.values())
         records = {each: self._record(each).on_the_whole for each in candidates}
         room = DraftStep(len(step.sequence_ids), step.num_room, step.seconds, spendable)
-        return choose_asking(room, candidates, records, costs, MIN_GAIN, accounts)
+        return choose_asking(
+            room, candidates, records, costs, MIN_GAIN, accounts, is_trial=is_trial
+        )
 
     def saved_seconds(self, sequence_id: SequenceId) -> float:
         """Return what stands on a sequence's account, in seconds of the cost curve."""

@@ -120,6 +120,8 @@ def choose(
     costs: DraftCosts,
     min_gain: float,
     accounts: Mapping[SequenceId, float] = MappingProxyType({}),
+    *,
+    is_trial: bool = False,
 ) -> Asking:
     """Return what to ask before a step, or NOTHING.
 
@@ -130,6 +132,7 @@ def choose(
         costs: Of the draft model.
         min_gain: Tokens a second that drafts must promise, over none.
         accounts: What stands on the sequences' accounts, in seconds.
+        is_trial: Whether records stay as they are.
     """
     ready = sorted(candidates, key=lambda each: -records[each].share)
     if step.spendable < step.plain_seconds:
@@ -151,7 +154,7 @@ def choose(
             best_rate = rate
             most = {each: min(depth, candidates[each].max_drafts) for each in some}
             best = Asking(most, threshold)
-    return best or _probe(step, candidates, records, costs)
+    return best or _probe(step, candidates, records, costs, is_trial=is_trial)
 
 
 def _depth(step: DraftStep, some: Sequence[Candidate], costs: DraftCosts) -> int:
@@ -198,13 +201,15 @@ def _probe(
     candidates: Mapping[SequenceId, Candidate],
     records: Mapping[SequenceId, DraftRecord],
     costs: DraftCosts,
+    *,
+    is_trial: bool,
 ) -> Asking:
     """Return a single token for each of those that were not asked for in a long while."""
     due = [each for each in candidates if records[each].is_due()]
     if not due or _depth(step, [Candidate(1, candidates[each].num_missing) for each in due],
                          costs) < 1:  # fmt: skip
         return NOTHING
-    for each in due:
+    for each in () if is_trial else due:
         record = records[each]
         record.num_since, record.wait = 0, min(2 * record.wait, LAST_WAIT)
     return Asking(dict.fromkeys(due, 1))

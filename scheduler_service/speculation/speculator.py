@@ -27,6 +27,10 @@ MAX_SEQUENCES: Final = 64
 asking for each costs some microseconds."""
 
 
+QUIET_STEPS: Final = 4
+"""Steps without any draft after which none is expected for the next."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowCounts:
     """What came of the drafted tokens of one row."""
@@ -73,6 +77,8 @@ class Speculator:
         self._num_asked = 0
         self._spent_seconds = 0.0
         self._asked_forecast: _Forecast | None = None
+        # Steps since anything was drafted or asked for.
+        self._num_quiet = 0
 
     @property
     def num_known(self) -> int:
@@ -164,6 +170,7 @@ class Speculator:
         # Where nothing was asked, that of `ask` holds: nothing has happened since.
         forecast = self._forecast = self._asked_forecast or _Forecast(state, self._costs)
         forecast.spent_seconds, self._asked_forecast = self._spent_seconds, None
+        self._num_quiet = 0 if self._num_asked else self._num_quiet + 1
         self._num_asked, self._spent_seconds = 0, 0.0
         self._made, self._proposals = {}, {}
         for sequence_id in forecast.decoding.keys() - self._known:
@@ -180,6 +187,8 @@ class Speculator:
         if not self._proposals:
             return {}
         chosen = self._controller.choose(forecast.step(tuple(forecast.decoding)), self._proposals)
+        if any(chosen.values()):
+            self._num_quiet = 0
         return {
             forecast.decoding[sequence_id].request_id: self._proposals[sequence_id].token_ids[
                 :count
@@ -187,6 +196,25 @@ class Speculator:
             for sequence_id, count in chosen.items()
             if count
         }
+
+    def may_draft(self, state: SchedulerState) -> bool:
+        """Return whether drafts are to be expected soon, while a step is in flight.
+
+        Then the step after it waits for the answer: drafts go behind tokens that are known. After a
+        quiet while that is so only where there would be drafts for the step in flight itself.
+        """
+        is_fixed = self._controller.asks_again
+        if is_fixed or self._num_quiet < QUIET_STEPS or self.draft(state):
+            return True
+        model, forecast = self._draft_model, self._forecast
+        if model is None or forecast is None or not forecast.decoding or forecast.num_room < 1:
+            return False
+        step = forecast.step(tuple(forecast.decoding))
+        self._draft_costs.set_plain_step(step.next_seconds)
+        if not self._controller.may_ask(step, self._draft_costs):
+            return False
+        candidates = self._candidates(model, forecast.decoding)
+        return bool(self._controller.ask(step, candidates, self._draft_costs, is_trial=True))
 
     def _propose(self, sequence_id: SequenceId, request: Request, most: int) -> None:
         """Note what the proposers have; that of the draft model was asked for with reason."""

@@ -67,7 +67,7 @@ async def test_streams_are_those_of_a_run_alone(lookahead: str) -> None:
         ({"temperature": 1.0, "top_k": 5}, {}),
         ({"temperature": 1.0, "top_p": 0.9}, {}),
         ({"temperature": 1.0, "min_p": 0.1}, {}),
-        ({}, {"speculation": "lookup"}),
+        ({}, {"speculation": "lookup", "fixed_draft_tokens": 3}),
     ],
 )
 async def test_nothing_is_sent_ahead_of_tokens_that_the_executor_does_not_choose(
@@ -81,6 +81,16 @@ async def test_nothing_is_sent_ahead_of_tokens_that_the_executor_does_not_choose
         if settings:
             await _complete(harness, 11, disable_speculation=True)
             assert _num_ahead(harness.executor) > 0
+
+
+async def test_where_nobody_has_drafted_for_a_while_steps_are_sent_ahead_again() -> None:
+    """Beside a text without repetition; one that repeats itself is the same text as well."""
+    bias = {"logit_bias": {70: 100.0}}
+    async with running(speculation="lookup") as harness:
+        assert (await _complete(harness, 10)).token_ids == _alone(10)
+        assert _num_ahead(harness.executor) > 0
+        repeated = await _complete(harness, 11, sampling=bias)
+        assert repeated.token_ids == [70] * NUM_TOKENS
 
 
 async def test_nothing_is_sent_ahead_to_an_executor_that_takes_one_step_at_a_time() -> None:
