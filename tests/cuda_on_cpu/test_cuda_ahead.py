@@ -17,7 +17,10 @@ from tests.cuda_on_cpu.test_cuda_on_cpu import device
 
 __all__ = ["device"]
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine")
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine"),
+]
 
 
 def _decode(position: int, chosen: bool, quantile: float) -> StepInput:
@@ -46,13 +49,12 @@ def _equal(a: StepOutput, b: StepOutput) -> None:
         assert x.tobytes() == y.tobytes(), name
 
 
-@pytest.mark.timeout(300)
 def test_a_step_takes_the_tokens_of_the_one_before(device: EmulatedDevice) -> None:
     """The rows swap their tokens at every step, and two steps are always under way."""
     program = tiny_program(np.random.default_rng(1))
     cpu = CpuBackend(program, CpuLimits(4, 16, 2, 8, num_threads=1), unit="reference")
     gpu = CudaBackend(program, CudaLimits(4, 16, 2, 8), device)
-    quantiles = np.random.default_rng(2).random(7)
+    quantiles = np.random.default_rng(2).random(5)
     steps = [_decode(i, i > 0, float(q)) for i, q in enumerate(quantiles)]
     pairs = [(cpu.submit(steps[0]), gpu.submit(steps[0]))]
     for following in [*steps[1:], None]:
@@ -65,7 +67,7 @@ def test_a_step_takes_the_tokens_of_the_one_before(device: EmulatedDevice) -> No
         expected, got = (step.finish() for step in pairs.pop(0))
         _equal(expected, got)
     # Of the steps with chosen tokens, two slots launched once each, and recorded once.
-    assert (device.graphs, gpu.graphs.replayed) == (2, 4)
+    assert (device.graphs, gpu.graphs.replayed) == (2, 2)
     with pytest.raises(ValueError, match="token_sources must be one a token, below 2"):
         gpu.submit(replace(steps[1], token_sources=np.array([2, 0], np.int32)))
     gpu.close()

@@ -14,7 +14,10 @@ from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
 from isobatch_kernels.step import Stat, StepInput
 from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine")
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine"),
+]
 FORMATS = [
     *((4, 64, 64, 3), (4, 32, 32, 9), (4, 16, 32, 2), (8, 32, 32, 17), (8, 64, 64, 1)),
     *((3, 64, 32, 33), (4, 128, 64, 40)),
@@ -83,7 +86,6 @@ def program() -> Program:
     return tiny_program(np.random.default_rng(1))
 
 
-@pytest.mark.timeout(300)
 def test_a_whole_backend(program: Program, device: EmulatedDevice) -> None:
     """A long row and a short one, then single tokens, one of them over two chunks."""
     cpu = CpuBackend(program, CpuLimits(40, 16, 4, 300, num_threads=1), unit="reference")

@@ -19,7 +19,10 @@ from tests.cuda_on_cpu.test_cuda_on_cpu import device
 
 __all__ = ["device"]
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine")
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine"),
+]
 
 
 def test_the_fastest_is_used_and_remembered(

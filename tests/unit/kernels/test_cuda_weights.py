@@ -12,7 +12,10 @@ from isobatch_kernels.program import DenseType, DenseWeight, QuantizedWeight
 from isobatch_kernels.self_test import random_weight
 from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine")
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine"),
+]
 CHIP = Chip(132, 227 * 1024)
 
 FORMATS = [
