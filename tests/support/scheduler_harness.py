@@ -22,7 +22,7 @@ from tests.support.fake_executor import FakeExecutor
 if TYPE_CHECKING:
     from isobatch.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

@@ -59,10 +59,10 @@ def test_the_choices_of_a_cpu() -> None:
 
 def test_the_choices_of_metal() -> None:
     profile = LinearProfile()
-    assert profile.choices(1) == ["gemv:1", "gemv_multi:1"]
-    assert profile.choices(5) == ["gemv_multi:6", "gemv_multi:3"]
+    assert profile.choices(1) == ["gemv:1", "gemv:2", "gemv_multi:1"]
+    assert profile.choices(5) == ["gemv_multi:6", "gemv_multi:3", "gemv_wide:8"]
     assert profile.choices(12) == ["gemv_multi:12", "gemv_multi:6", "gemm:32"]
-    assert profile.choices(32) == ["gemm:32", "gemv_multi:16"]
+    assert profile.choices(32) == ["gemm:32", "gemv_multi:16", "gemm:64"]
     assert LinearProfile(use_gemv=False, use_gemm=False).choices(16) == [
         "gemv_multi:16", "gemv_multi:8",
     ]  # fmt: skip
