@@ -63,7 +63,7 @@ def test_a_device_that_is_not_here_is_named() -> None:
         pytest.skip("this machine has a CUDA device")
     done = _lab("--quick", "--backend", "cuda")
     assert done.returncode == 78, done.stderr
-    assert "backend cuda needs MLX and an NVIDIA GPU" in done.stderr
+    assert "backend cuda needs an NVIDIA GPU and the package cuda-bindings" in done.stderr
 
 
 def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class Program:
             [sys.executable, "-c", DRIVER, *arguments],
             env={**os.environ, "TERM": "xterm", **environment},
             start_new_session=True,
+            # A test run in the background ignores Ctrl-C, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             **ends,  # type: ignore[call-overload]  # file descriptors
         )
         for end in set(ends.values()):
