@@ -30,6 +30,10 @@ asking for each costs some microseconds."""
 QUIET_STEPS: Final = 4
 """Steps without any draft after which none is expected for the next."""
 
+LONGEST_NAP: Final = 8
+"""Most steps from one look for drafts to the next, after many looks that found nothing worth a try:
+looking costs some tenths of a millisecond where a forward pass has emptied the caches."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
@@ -79,6 +83,10 @@ class Speculator:
         self._asked_forecast: _Forecast | None = None
         # Steps since anything was drafted or asked for.
         self._num_quiet = 0
+        # Of a nap: how many steps it still takes, how long the last one was, and who ran then.
+        self._nap_left = 0
+        self._nap = 0
+        self._num_running = 0
 
     @property
     def num_known(self) -> int:
@@ -92,6 +100,8 @@ class Speculator:
         """
         self._asked_forecast = None
         model = self._draft_model
+        if self._naps(state):
+            return None
         if model is None or (self._num_asked and not self._controller.asks_again):
             return None
         forecast = self._asked_forecast = _Forecast(state, self._costs)
@@ -166,6 +176,23 @@ class Speculator:
 
         `state` is not changed; no step is in flight.
         """
+        if self._naps(state):
+            return {}
+        drafts = self._look(state)
+        if drafts:
+            self._nap = 0
+        elif self._num_quiet >= QUIET_STEPS and not self._controller.asks_again:
+            self._nap = min(LONGEST_NAP, 2 * self._nap or 1)
+            self._nap_left, self._num_running = self._nap, len(state.running)
+        return drafts
+
+    def _naps(self, state: SchedulerState) -> bool:
+        """Return whether nobody looks for drafts now; who comes or goes ends a nap."""
+        if self._nap_left and len(state.running) != self._num_running:
+            self._nap_left = self._nap = 0
+        return self._nap_left > 0
+
+    def _look(self, state: SchedulerState) -> dict[RequestId, tuple[int, ...]]:
         self.forget_ended(state)
         # Where nothing was asked, that of `ask` holds: nothing has happened since.
         forecast = self._forecast = self._asked_forecast or _Forecast(state, self._costs)
@@ -203,6 +230,8 @@ class Speculator:
         Then the step after it waits for the answer: drafts go behind tokens that are known. After a
         quiet while that is so only where there would be drafts for the step in flight itself.
         """
+        if self._naps(state):
+            return False
         is_fixed = self._controller.asks_again
         if is_fixed or self._num_quiet < QUIET_STEPS or self.draft(state):
             return True
@@ -239,7 +268,10 @@ class Speculator:
             sampled: What came of its rows.
             step_seconds: What it took, without asking the draft model before.
         """
+        self._nap_left = max(0, self._nap_left - 1)
         counts: list[RowCounts] = []
+        if self._forecast is None and not self._proposals:
+            return counts  # nobody looked for drafts of this step
         drawn: dict[SequenceId, int] = {}
         for row in batch.rows:
             came = sampled.get(row.request_id)

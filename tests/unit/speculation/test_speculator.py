@@ -6,6 +6,7 @@ from scheduler_service.core import (
     Request,
     RequestId,
     SampledRow,
+    SchedulerState,
     SequenceId,
     apply,
     cancel,
@@ -21,7 +22,7 @@ from scheduler_service.speculation import (
     RowCounts,
     Speculator,
 )
-from scheduler_service.speculation.speculator import MAX_SEQUENCES
+from scheduler_service.speculation.speculator import LONGEST_NAP, MAX_SEQUENCES
 from tests.support.core_scenarios import (
     make_limits,
     make_request,
@@ -128,3 +129,64 @@ def test_an_answer_to_a_step_without_drafts_teaches_nothing_wrong() -> None:
     state = state_with(make_limits(), make_request("a", 3, 9))
     batch, _ = run_step(state)
     assert speculator.learn(batch, {A: SampledRow(5)}, 1.0) == []
+
+
+class Fickle(Echo):
+    """Proposes nothing until it is told to."""
+
+    has_something = False
+
+    def propose(self, request: Request, max_tokens: int) -> Proposal:
+        """Return nines or nothing."""
+        proposal = super().propose(request, max_tokens)
+        return proposal if self.has_something else Proposal(())
+
+
+def _advance(speculator: Speculator, state: SchedulerState, num_steps: int) -> None:
+    """Compute steps that draw nines and accept every draft."""
+    for _ in range(num_steps):
+        batch = plan(state, 0.0, speculator.draft(state))
+        assert batch is not None
+        sampled = {row.request_id: SampledRow(9, None, row.draft_token_ids) for row in batch.rows}
+        speculator.learn(batch, sampled, 1.0)
+        apply(state, batch, sampled)
+
+
+def test_where_nothing_is_found_for_long_nobody_looks_at_every_step() -> None:
+    fickle = Fickle()
+    speculator = Speculator(fickle, AdaptiveController(), 4)
+    state = state_with(make_limits(blocks=40), make_request("a", 3, 300))
+    run_step(state)
+    _advance(speculator, state, 24)
+    fickle.asked.clear()
+    _advance(speculator, state, 3 * LONGEST_NAP)
+    assert len(fickle.asked) == 3
+    # What turns up is found before the next nap has ended, and then nobody naps.
+    fickle.has_something = True
+    known = len(state.requests[A].output_token_ids)
+    _advance(speculator, state, LONGEST_NAP + 6)
+    assert len(state.requests[A].output_token_ids) - known > LONGEST_NAP + 6 + 3 * 4
+    assert len(fickle.asked) > 6
+
+
+def test_who_comes_ends_a_nap_and_a_fixed_number_never_naps() -> None:
+    fickle = Fickle()
+    speculator = Speculator(fickle, AdaptiveController(), 4)
+    state = state_with(make_limits(blocks=40), make_request("a", 3, 300))
+    run_step(state)
+    _advance(speculator, state, 24)
+    speculator.draft(state)  # so that a nap has begun
+    fickle.asked.clear()
+    speculator.draft(state)
+    assert not fickle.asked
+    submit(state, make_request("b", 3, 9))
+    run_step(state)
+    speculator.draft(state)
+    assert {name for name, _ in fickle.asked} == {"a", "b"}
+
+    eager = Fickle()
+    fixed = Speculator(eager, FixedController(2), 4)
+    state = state_with(make_limits(blocks=40), make_request("a", 3, 300))
+    run_step(state)
+    _advance(fixed, state, 24)
+    assert len(eager.asked) == 24
