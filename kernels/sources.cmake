@@ -8,6 +8,7 @@ set(kernels_sources
   ${kernels_cpp}/engine_attention.cpp
   ${kernels_cpp}/engine_float.cpp
   ${kernels_cpp}/engine_ops.cpp
+  ${kernels_cpp}/greedy.cpp
   ${kernels_cpp}/kv_pool.cpp
   ${kernels_cpp}/linear_amx.cpp
   ${kernels_cpp}/linear_avx2.cpp

@@ -12,22 +12,19 @@ sequences that had part in it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from executor_service import logs
-from executor_service.drafting.request import DraftAnswer, DraftOutcome, check_draft
-from isobatch_kernels.step import Stat, StepInput
+from executor_service.drafting.request import DraftAnswer, DraftedRow, DraftOutcome, check_draft
+from isobatch_kernels.greedy import GreedyRow, greedy_passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from executor_service.drafting.request import DraftLimits, DraftRequest
+    from executor_service.drafting.request import DraftLimits, DraftRow
     from executor_service.kv_cache.manager import KvCacheManager
     from isobatch_kernels.step import Backend
 
-_STATISTICS: Final = np.uint32(Stat.ARGMAX | Stat.NORMALIZER)
 _LOG = logs.get_logger(__name__)
 
 
@@ -61,18 +58,8 @@ class _Row:
     sequence_id: int
     sequence: _Sequence
     outcome: DraftOutcome
-    max_drafts: int = 0
-    min_confidence: float = 0.0
-    # Tokens of the coming pass.
-    coming: list[int] = field(default_factory=list)
-    num_known: int = 0  # once that pass is done
-    drafts: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    product: float = 1.0
-
-    @property
-    def wants_more(self) -> bool:
-        return len(self.drafts) < self.max_drafts and self.product >= self.min_confidence
+    num_known: int = 0  # once it is computed
+    work: GreedyRow | None = None  # None where nothing is to be computed
 
 
 class Drafter:
@@ -95,7 +82,7 @@ class Drafter:
         """
         self.limits = limits
         self.counts = DraftCounts()
-        self._backend = backend
+        self._passes = greedy_passes(backend)
         self._cache = cache
         self._num_ids = num_ids
         self._vocab_size = vocab_size
@@ -123,7 +110,9 @@ class Drafter:
         if self._cache.num_sequences != len(self._sequences):
             raise AssertionError("[draft] the cache and the drafter hold different sequences")
 
-    def draft(self, request: DraftRequest, is_open: Callable[[int, int], bool]) -> DraftAnswer:
+    def draft(
+        self, request: Sequence[DraftRow], is_open: Callable[[int, int], bool]
+    ) -> DraftAnswer:
         """Draft for the rows of a request; raises InvalidRequestError for a malformed one.
 
         `is_open` tells whether the target has a sequence of that id and generation: nothing is kept
@@ -132,24 +121,13 @@ class Drafter:
         check_draft(request, self.limits)
         self.counts.requests += 1
         rows: list[_Row] = []
-        stops = np.cumsum(request.num_tokens).tolist()
-        token_ids = request.token_ids.tolist()
-        for index, (sequence_id, generation, start, stop) in enumerate(
-            zip(
-                request.sequence_ids.tolist(),
-                request.generations.tolist(),
-                request.start_positions.tolist(),
-                stops,
-                strict=True,
-            )
-        ):
+        for asked in request:
+            sequence_id, generation = asked.sequence_id, asked.generation
             if not is_open(sequence_id, generation):
                 rows.append(_Row(sequence_id, _Sequence(generation), DraftOutcome.FAILED))
                 continue
             row = _Row(sequence_id, self._sequence(sequence_id, generation), DraftOutcome.COMPUTED)
-            row.min_confidence = float(request.min_confidences[index])
-            carried = token_ids[stop - int(request.num_tokens[index]) : stop]
-            row.outcome = self._begin(row, start, carried, int(request.max_drafts[index]))
+            row.outcome = self._begin(row, asked)
             rows.append(row)
         nanoseconds = 0
         try:
@@ -159,8 +137,9 @@ class Drafter:
             for row in rows:
                 if row.outcome is DraftOutcome.COMPUTED:
                     self._fail(row)
-        self.counts.tokens_drafted += sum(len(row.drafts) for row in rows)
-        return _answer(rows, nanoseconds)
+        answer = DraftAnswer([_drafted(row) for row in rows], nanoseconds)
+        self.counts.tokens_drafted += sum(len(row.token_ids) for row in answer.rows)
+        return answer
 
     def _sequence(self, sequence_id: int, generation: int) -> _Sequence:
         known = self._sequences.get(sequence_id)
@@ -170,9 +149,9 @@ class Drafter:
             known = self._sequences[sequence_id] = _Sequence(generation)
         return known
 
-    def _begin(self, row: _Row, start: int, carried: list[int], max_drafts: int) -> DraftOutcome:
-        """Prepare a row's first pass, with room for all its tokens."""
-        sequence = row.sequence
+    def _begin(self, row: _Row, asked: DraftRow) -> DraftOutcome:
+        """Prepare a row's passes, with room for all its tokens."""
+        sequence, start, carried = row.sequence, asked.start_position, asked.token_ids
         if sequence.is_failed:
             return DraftOutcome.FAILED
         if start > sequence.num_known:
@@ -182,7 +161,7 @@ class Drafter:
             self._fail(row)
             return DraftOutcome.FAILED
         # The last drafted token is not computed.
-        max_drafts = min(max_drafts, self._context_length - end + 1)
+        max_drafts = min(asked.max_drafts, self._context_length - end + 1)
         grow = self._cache.grow
         if not grow({row.sequence_id: end + max(0, max_drafts - 1)}):
             max_drafts = min(max_drafts, 1)
@@ -197,79 +176,42 @@ class Drafter:
             same -= 1  # drafts follow from the logits of the last known token
         del sequence.tokens[start + same :]
         sequence.num_known = min(sequence.num_known, start + same)
-        row.coming, row.num_known, row.max_drafts = carried[same:], end, max_drafts
+        row.num_known = end
+        if same < len(carried):
+            row.work = GreedyRow(carried[same:], start + same, max_drafts, asked.min_confidence)
         return DraftOutcome.COMPUTED
 
     def _run(self, rows: Sequence[_Row]) -> int:
-        """Run passes until no row wants more; return their nanoseconds."""
-        live = [row for row in rows if row.outcome is DraftOutcome.COMPUTED]
-        for row in live:
-            if not row.coming:
+        """Compute what is to be computed; return the nanoseconds of its passes."""
+        computed: list[tuple[_Row, GreedyRow]] = []
+        for row in rows:
+            if row.work is not None:
+                computed.append((row, row.work))
+            elif row.outcome is DraftOutcome.COMPUTED:
                 row.sequence.num_known = row.num_known
-        live = [row for row in live if row.coming]
-        self.counts.tokens_caught_up += sum(len(row.coming) for row in live)
-        nanoseconds = 0
-        while live:
-            nanoseconds += self._pass(live)
-            live = [row for row in live if row.coming]
-        self.counts.nanoseconds += nanoseconds
-        return nanoseconds
-
-    def _pass(self, rows: Sequence[_Row]) -> int:
-        """Compute the coming tokens of all rows; then each has its next draft or is over."""
-        asking = [row for row in rows if row.max_drafts]
-        output = self._backend.run(self._step_input(rows))
-        self.counts.passes += 1
-        argmax, totals = output.argmax_ids.tolist(), output.normalizers.tolist()
-        chosen = {id(row): index for index, row in enumerate(asking)}
-        for row, bad_op in zip(rows, output.non_finite_ops.tolist(), strict=True):
-            if bad_op >= 0:
+        if not computed:
+            return 0
+        counts = self.counts
+        counts.tokens_caught_up += sum(len(work.token_ids) for _, work in computed)
+        tables = self._cache.block_tables([row.sequence_id for row, _ in computed])
+        works = [work for _, work in computed]
+        nanoseconds, passes = self._passes(works, tables, self._num_ids)
+        counts.passes += passes
+        counts.nanoseconds += nanoseconds
+        for row, work in computed:
+            if not work.is_finite:
                 self._fail(row)
                 continue
-            sequence = row.sequence
-            sequence.tokens += row.coming
-            sequence.num_known = row.num_known
-            row.coming = []
-            index = chosen.get(id(row))
-            # Padding of one of the models is no token.
-            if index is None or argmax[index] >= self._num_ids:
-                continue
-            confidence = 1.0 / totals[index]
-            row.drafts.append(argmax[index])
-            row.confidences.append(confidence)
-            row.product *= confidence
-            if row.wants_more:
-                row.coming = [argmax[index]]
-        return output.forward_ns + output.statistics_ns
-
-    def _step_input(self, rows: Sequence[_Row]) -> StepInput:
-        lengths = np.array([len(row.coming) for row in rows], np.int32)
-        query_start_loc = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(lengths, out=query_start_loc[1:])
-        starts = np.array([len(row.sequence.tokens) for row in rows], np.int32)
-        offsets = np.repeat(starts - query_start_loc[:-1], lengths)
-        wanted = query_start_loc[1:][[bool(row.max_drafts) for row in rows]] - np.int32(1)
-        num_tokens, num_wanted = int(query_start_loc[-1]), len(wanted)
-        return StepInput(
-            token_ids=np.array([token for row in rows for token in row.coming], np.int32),
-            positions=(np.arange(num_tokens, dtype=np.int32) + offsets).astype(np.int32),
-            query_start_loc=query_start_loc,
-            block_tables=self._cache.block_tables([row.sequence_id for row in rows]),
-            wanted=wanted.astype(np.int32),
-            statistics=np.full(num_wanted, _STATISTICS),
-            top_k=np.zeros(num_wanted, np.int32),
-            inverse_temperatures=np.ones(num_wanted, np.float32),
-            quantiles=np.zeros(num_wanted, np.float32),
-            edit_starts=np.zeros(num_wanted + 1, np.int32),
-            edit_ids=np.zeros(0, np.int32),
-            edit_values=np.zeros(0, np.float32),
-        )
+            # Each pass but the first has computed the draft of the one before it.
+            row.sequence.tokens += [*work.token_ids, *work.drafts[: work.num_passes - 1]]
+            row.sequence.num_known = row.num_known
+        return nanoseconds
 
     def _fail(self, row: _Row) -> None:
         """End drafting for a row's sequence and free its blocks."""
         sequence = row.sequence
         row.outcome = DraftOutcome.FAILED
-        row.coming, row.drafts, row.confidences = [], [], []
+        row.work = None
         if sequence.is_failed or self._sequences.get(row.sequence_id) is not sequence:
             return
         self.counts.failed_sequences += 1
@@ -278,12 +220,8 @@ class Drafter:
         self._cache.open(row.sequence_id)
 
 
-def _answer(rows: Sequence[_Row], nanoseconds: int) -> DraftAnswer:
-    return DraftAnswer(
-        outcomes=np.array([row.outcome for row in rows], np.uint8),
-        num_computed=np.array([row.sequence.num_known for row in rows], np.int32),
-        num_drafts=np.array([len(row.drafts) for row in rows], np.int32),
-        token_ids=np.array([token for row in rows for token in row.drafts], np.int32),
-        confidences=np.array([each for row in rows for each in row.confidences], np.float32),
-        forward_ns=nanoseconds,
-    )
+def _drafted(row: _Row) -> DraftedRow:
+    known, work = row.sequence.num_known, row.work
+    if work is None:
+        return DraftedRow(row.outcome, known)
+    return DraftedRow(row.outcome, known, work.drafts, work.confidences)

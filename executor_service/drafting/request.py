@@ -1,23 +1,19 @@
 """Work of the draft model as the engine sees it, and its answer.
 
-Plain arrays: generated messages stop at `wire_drafts`. S is the number of rows, T the number of
-carried tokens, D the number of drafted ones.
+Plain values: generated messages stop at `wire_drafts`. There are few rows of few tokens, which
+lists serve in less time than arrays.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from executor_service.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from executor_service.engine.step_request import Float32, Int32, UInt8, UInt32, UInt64
+    from collections.abc import Sequence
 
 MAX_DRAFTS: Final = 16
 """Most drafted tokens of a row."""
@@ -47,60 +43,66 @@ class DraftLimits:
     vocab_size: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftRequest:
-    """One request, decoded; lengths agree, values are checked by `check_draft`."""
+class DraftRow(NamedTuple):
+    """What is asked for one sequence; values are checked by `check_draft`."""
 
-    sequence_ids: UInt64  # (S,)
-    generations: UInt32  # (S,)
-    start_positions: Int32  # (S,)
-    num_tokens: Int32  # (S,)
-    max_drafts: Int32  # (S,)
-    min_confidences: Float32  # (S,)
-    token_ids: Int32  # (T,)
+    sequence_id: int
+    generation: int
+    start_position: int
+    token_ids: Sequence[int]
+    max_drafts: int
+    min_confidence: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class DraftedRow:
+    """What came of a row.
+
+    Attributes:
+        outcome: How it ended.
+        num_computed: Known positions that the draft model has computed.
+        token_ids: The drafted tokens.
+        confidences: The draft model's probability of each.
+    """
+
+    outcome: DraftOutcome
+    num_computed: int
+    token_ids: Sequence[int] = ()
+    confidences: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DraftAnswer:
-    """What came of it."""
+    """What came of a request's rows."""
 
-    outcomes: UInt8  # (S,) DraftOutcome
-    num_computed: Int32  # (S,) known positions that the draft model has computed
-    num_drafts: Int32  # (S,)
-    token_ids: Int32  # (D,)
-    confidences: Float32  # (D,)
+    rows: Sequence[DraftedRow]
     forward_ns: int = 0
     queue_ns: int = 0
 
 
-def check_draft(request: DraftRequest, limits: DraftLimits) -> None:
+def check_draft(rows: Sequence[DraftRow], limits: DraftLimits) -> None:
     """Raise InvalidRequestError naming the first field that breaks a rule."""
 
     def require(holds: bool, field: str, rule: str, got: object) -> None:
         if not holds:
             raise InvalidRequestError(f"[draft] {field} {rule}, got {got}", {"field": field})
 
-    rows, ids = len(request.sequence_ids), request.sequence_ids.tolist()
-    most = limits.max_num_seqs
-    require(1 <= rows <= most, "row_sequence_ids", f"must have 1..{most} rows", rows)
-    require(len(set(ids)) == rows, "row_sequence_ids", "must be different", ids)
-    _in_range(request.start_positions, 0, 2**31 - 1, "row_start_positions", require)
-    _in_range(request.num_tokens, 1, 2**31 - 1, "row_num_tokens", require)
-    total = int(request.num_tokens.sum(dtype=np.int64))
-    require(total == len(request.token_ids), "token_ids", f"must have {total} elements",
-            len(request.token_ids))  # fmt: skip
+    count, most = len(rows), limits.max_num_seqs
+    require(1 <= count <= most, "row_sequence_ids", f"must have 1..{most} rows", count)
+    is_different = len({row.sequence_id for row in rows}) == count
+    require(is_different, "row_sequence_ids", "must be different", [row[0] for row in rows])
+    total = 0
+    for row in rows:
+        start, tokens, drafts = row.start_position, row.token_ids, row.max_drafts
+        require(start >= 0, "row_start_positions", "must be at least 0", start)
+        require(len(tokens) >= 1, "row_num_tokens", "must be at least 1", len(tokens))
+        require(drafts >= 0, "row_max_drafts", "must be at least 0", drafts)
+        require(drafts <= MAX_DRAFTS, "row_max_drafts", f"must be at most {MAX_DRAFTS}", drafts)
+        least = row.min_confidence
+        require(0 <= least <= 1, "row_min_confidences", "must be in 0..1", least)
+        require(min(tokens) >= 0, "token_ids", "must be at least 0", min(tokens))
+        highest = limits.vocab_size - 1
+        require(max(tokens) <= highest, "token_ids", f"must be at most {highest}", max(tokens))
+        total += len(tokens)
     most = limits.max_num_batched_tokens
     require(total <= most, "token_ids", f"must have at most {most} elements", total)
-    _in_range(request.max_drafts, 0, MAX_DRAFTS, "row_max_drafts", require)
-    confidences = request.min_confidences
-    is_share = bool(((confidences >= 0) & (confidences <= 1)).all())
-    require(is_share, "row_min_confidences", "must be in 0..1", confidences.tolist())
-    _in_range(request.token_ids, 0, limits.vocab_size - 1, "token_ids", require)
-
-
-def _in_range(
-    values: Int32, least: int, most: int, field: str, require: Callable[[bool, str, str, int], None]
-) -> None:
-    low, high = int(values.min()), int(values.max())
-    require(low >= least, field, f"must be at least {least}", low)
-    require(high <= most, field, f"must be at most {most}", high)

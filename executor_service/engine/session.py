@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from executor_service.drafting.drafter import Drafter
-    from executor_service.drafting.request import DraftAnswer, DraftRequest
+    from executor_service.drafting.request import DraftAnswer, DraftRow
     from executor_service.engine.model_runner import ModelRunner
     from executor_service.engine.open_sequences import Opening
     from executor_service.engine.step_in_flight import StepInFlight
@@ -148,7 +148,7 @@ class Session:
         self._check_ticket(ticket)
         return self._runner.logits(step_id, wanted_indexes, max_bytes)
 
-    def draft(self, ticket: int, request: DraftRequest, queue_ns: int) -> DraftAnswer:
+    def draft(self, ticket: int, request: Sequence[DraftRow], queue_ns: int) -> DraftAnswer:
         """Let the draft model propose tokens; nothing of the target changes.
 
         Raises InvalidRequestError without a draft model, or for a malformed request.

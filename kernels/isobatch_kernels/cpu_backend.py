@@ -13,6 +13,7 @@ from isobatch_kernels import _cpu
 from isobatch_kernels.blocks import block_shape, check_block
 from isobatch_kernels.cpu_tuning import panel_choices, panel_limits
 from isobatch_kernels.deferred_step import SubmitByRun
+from isobatch_kernels.greedy import GreedyRow
 from isobatch_kernels.kernel_policy import EXACT
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import (
@@ -167,6 +168,26 @@ class CpuBackend(SubmitByRun):
             statistics_ns=statistics_ns,
             paths=self._paths.count(step),
         )
+
+    def draft(
+        self, rows: Sequence[GreedyRow], block_tables: Int32, num_ids: int
+    ) -> tuple[int, int]:
+        """Computes greedy passes without going back to Python (see `greedy.Draft`).
+
+        Raises:
+            ValueError: a row is malformed; nothing was written.
+        """
+        nanoseconds, passes, drafted = self._open_engine().draft(
+            [row.token_ids for row in rows],
+            [row.start_position for row in rows],
+            [row.max_drafts for row in rows],
+            [row.min_confidence for row in rows],
+            block_tables,
+            num_ids,
+        )
+        for row, came in zip(rows, drafted, strict=True):
+            row.drafts, row.confidences, row.num_passes, row.is_finite = came
+        return nanoseconds, passes
 
     def zero_blocks(self, block_ids: Int32) -> None:
         """Clears keys and values of blocks, in every layer."""

@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "engine.h"
+#include "greedy.h"
 
 namespace isobatch {
 namespace {
@@ -82,6 +83,36 @@ std::pair<int64_t, int64_t> run_step(Engine& engine, In<int32_t, 1> token_ids, I
   nb::gil_scoped_release released;
   const Engine::Times times = engine.run(s);
   return {times.forward_ns, times.statistics_ns};
+}
+
+// By row: drafts, confidences, passes, and whether all of them were finite.
+using Drafted = std::tuple<std::vector<int32_t>, std::vector<double>, int, bool>;
+
+std::tuple<int64_t, int, std::vector<Drafted>> draft(Engine& engine, std::vector<std::vector<int32_t>> token_ids,
+                                                     const std::vector<int32_t>& start_positions,
+                                                     const std::vector<int32_t>& max_drafts,
+                                                     const std::vector<float>& min_confidences, In<int32_t, 2> block_tables,
+                                                     int num_ids) {
+  const size_t count = token_ids.size();
+  expect(start_positions.size(), count, "start_positions");
+  expect(max_drafts.size(), count, "max_drafts");
+  expect(min_confidences.size(), count, "min_confidences");
+  expect(block_tables.shape(0), count, "block_tables");
+  std::vector<GreedyRow> rows(count);
+  for (size_t i = 0; i < count; i++) {
+    rows[i].token_ids = std::move(token_ids[i]);
+    rows[i].start_position = start_positions[i];
+    rows[i].max_drafts = max_drafts[i];
+    rows[i].min_confidence = min_confidences[i];
+  }
+  GreedyTimes times;
+  {
+    nb::gil_scoped_release released;
+    times = draft_greedily(engine, rows, block_tables.data(), (int)block_tables.shape(1), num_ids);
+  }
+  std::vector<Drafted> drafted;
+  for (GreedyRow& row : rows) drafted.emplace_back(std::move(row.drafts), std::move(row.confidences), row.num_passes, row.is_finite);
+  return {times.nanoseconds, times.passes, std::move(drafted)};
 }
 
 int add_quantized(Engine& engine, const std::vector<QuantizedArrays>& matrices, int bits, int group, int sub_block) {
@@ -166,6 +197,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("layer") = 0, nb::arg("window") = 0, nb::arg("wanted_only") = false,
            nb::arg("policy") = "exact", nb::arg("threshold_rows") = 0)
       .def("run", &run_step, "Computes a step into the given result arrays; returns (forward_ns, statistics_ns).")
+      .def("draft", &draft, "Computes greedy passes; returns (nanoseconds, passes, by row: drafts, confidences, passes, is_finite).")
       .def("logits",
            [](nb::object self, int rows) {
              const Engine& engine = nb::cast<const Engine&>(self);

@@ -14,7 +14,7 @@ from executor_service.drafting.request import (
     DraftAnswer,
     DraftLimits,
     DraftOutcome,
-    DraftRequest,
+    DraftRow,
 )
 from executor_service.errors import InvalidRequestError
 from executor_service.kv_cache.manager import KvCacheManager
@@ -56,17 +56,9 @@ class Setup:
         return answer
 
 
-def request(*rows: Row, min_confidence: float = 0.0, generation: int = 0) -> DraftRequest:
+def request(*rows: Row, min_confidence: float = 0.0, generation: int = 0) -> list[DraftRow]:
     """A request of rows."""
-    return DraftRequest(
-        sequence_ids=np.array([row[0] for row in rows], np.uint64),
-        generations=np.full(len(rows), generation, np.uint32),
-        start_positions=np.array([row[1] for row in rows], np.int32),
-        num_tokens=np.array([len(row[2]) for row in rows], np.int32),
-        max_drafts=np.array([row[3] for row in rows], np.int32),
-        min_confidences=np.full(len(rows), min_confidence, np.float32),
-        token_ids=np.array([token for row in rows for token in row[2]], np.int32),
-    )
+    return [DraftRow(row[0], generation, row[1], row[2], row[3], min_confidence) for row in rows]
 
 
 def greedy(tokens: Sequence[int], count: int) -> list[int]:
@@ -79,16 +71,22 @@ def greedy(tokens: Sequence[int], count: int) -> list[int]:
 
 def drafts(answer: DraftAnswer) -> list[list[int]]:
     """The drafted tokens of each row."""
-    ends = np.cumsum(answer.num_drafts).tolist()
-    return [
-        answer.token_ids[end - count : end].tolist()
-        for end, count in zip(ends, answer.num_drafts.tolist(), strict=True)
-    ]
+    return [list(row.token_ids) for row in answer.rows]
+
+
+def confidences(answer: DraftAnswer) -> list[float]:
+    """The confidences of all rows."""
+    return [each for row in answer.rows for each in row.confidences]
+
+
+def computed(answer: DraftAnswer) -> list[int]:
+    """The known positions of each row that are computed."""
+    return [row.num_computed for row in answer.rows]
 
 
 def outcomes(answer: DraftAnswer) -> list[DraftOutcome]:
     """The outcome of each row."""
-    return [DraftOutcome(each) for each in answer.outcomes]
+    return [row.outcome for row in answer.rows]
 
 
 def test_rows_of_different_lengths_and_numbers_of_drafts_share_their_passes() -> None:
@@ -97,9 +95,9 @@ def test_rows_of_different_lengths_and_numbers_of_drafts_share_their_passes() ->
     counts = {1: 4, 2: 1, 3: 0}
     answer = setup.ask(*((each, 0, prompts[each], counts[each]) for each in prompts))
     assert drafts(answer) == [greedy(prompts[each], counts[each]) for each in prompts]
-    assert answer.num_computed.tolist() == [3, 21, 1]
-    assert len(answer.confidences) == 5
-    assert ((answer.confidences > 0) & (answer.confidences <= 1)).all()
+    assert computed(answer) == [3, 21, 1]
+    assert len(confidences(answer)) == 5
+    assert all(0 < each <= 1 for each in confidences(answer))
     assert setup.backend.num_runs == 4
 
 
@@ -126,7 +124,7 @@ def test_the_same_request_again_gives_the_same_answer() -> None:
     first = setup.ask((1, 0, [3, 4, 5], 3))
     again = setup.ask((1, 0, [3, 4, 5], 3))
     assert drafts(again) == drafts(first)
-    assert again.confidences.tolist() == first.confidences.tolist()
+    assert confidences(again) == confidences(first)
 
 
 def test_any_course_of_acceptances_is_followed() -> None:
@@ -142,13 +140,13 @@ def test_any_course_of_acceptances_is_followed() -> None:
             rows.append((each, reached[each], tokens, rng.randrange(5)))
         answer = setup.ask(*rows)
         assert set(outcomes(answer)) == {DraftOutcome.COMPUTED}
-        for (each, start, tokens, count), drafted, computed in zip(
-            rows, drafts(answer), answer.num_computed.tolist(), strict=True
+        for (each, start, tokens, count), drafted, num_computed in zip(
+            rows, drafts(answer), computed(answer), strict=True
         ):
-            assert computed == start + len(tokens)
-            reached[each] = computed
-            assert drafted == greedy(known[each][:computed], count)
-            if computed == len(known[each]):
+            assert num_computed == start + len(tokens)
+            reached[each] = num_computed
+            assert drafted == greedy(known[each][:num_computed], count)
+            if num_computed == len(known[each]):
                 right = rng.randrange(len(drafted) + 1)
                 known[each] += [*drafted[:right], rng.randrange(20, V)]
             if len(known[each]) > 90:
@@ -161,7 +159,7 @@ def test_a_gap_is_answered_with_where_to_start() -> None:
     setup.ask((1, 0, [3, 4, 5], 3))
     answer = setup.ask((1, 4, [6], 2), (2, 1, [6], 2))
     assert outcomes(answer) == [DraftOutcome.BEHIND] * 2
-    assert answer.num_computed.tolist() == [3, 0]
+    assert computed(answer) == [3, 0]
     assert drafts(answer) == [[], []]
 
 
@@ -171,7 +169,7 @@ def test_another_generation_starts_afresh_and_a_closed_sequence_leaves_nothing()
     setup.open.add((1, 1))
     answer = setup.ask((1, 3, [6], 2), generation=1)
     assert outcomes(answer) == [DraftOutcome.BEHIND]
-    assert answer.num_computed.tolist() == [0]
+    assert computed(answer) == [0]
     answer = setup.ask((7, 0, [6], 2), generation=5)
     assert outcomes(answer) == [DraftOutcome.FAILED]
     assert setup.drafter.num_sequences == 1
@@ -223,13 +221,13 @@ def test_b16_ids_of_one_model_alone_are_never_drafted() -> None:
 
 def test_a_row_ends_where_the_model_is_not_sure() -> None:
     setup = Setup()
-    everything = setup.ask((1, 0, [3, 4, 5], 8)).confidences.tolist()
+    everything = confidences(setup.ask((1, 0, [3, 4, 5], 8)))
     products = np.cumprod(np.array(everything, np.float64)).tolist()
     least = float(np.float32(products[2])) * 1.0001
     answer = setup.ask((1, 0, [3, 4, 5], 8), min_confidence=least)
     # The token that falls below has been computed already, so it is told.
     wanted = next(i for i, product in enumerate(products) if product < least) + 1
-    assert answer.num_drafts.tolist() == [wanted]
+    assert [len(each) for each in drafts(answer)] == [wanted]
     assert 1 <= wanted < 8
 
 
