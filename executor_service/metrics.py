@@ -45,18 +45,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import psutil
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.registry import Collector
 
 from executor_service.engine.capabilities import KV_CLASS
 from executor_service.engine.step_request import MAX_STEPS_IN_FLIGHT, Outcome
+from executor_service.instruments import Counter, Family, Gauge, Histogram
 from executor_service.profile_metrics import ProfileMetrics
 
 if TYPE_CHECKING:
@@ -120,26 +114,24 @@ class Metrics:
     def __init__(
         self, capabilities: Capabilities, kv_pool_bytes: int, weight_bytes: WeightBytes
     ) -> None:
-        # A line of creation time beside each counter would double the page.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
         # First, so that what it puts in shows on the page that asks.
-        registry.register(_BeforePage(self._count_paths))
+        registry.register(_BeforePage(self._before_page))
         ProcessCollector(registry=registry)
         model, build = capabilities.model, capabilities.build
         model_id = model.model_id
 
-        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(f"isobatch_executor_{name}", text, labels, registry=registry)
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Family[Counter]:
+            return Family(Counter, f"isobatch_executor_{name}", text, labels, registry=registry)
 
-        def gauge(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
-            return Gauge(f"isobatch_executor_{name}", text, labels, registry=registry)
+        def gauge(name: str, text: str, labels: tuple[str, ...]) -> Family[Gauge]:
+            return Family(Gauge, f"isobatch_executor_{name}", text, labels, registry=registry)
 
         def histogram(
-            name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
-        ) -> Histogram:
+            name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+        ) -> Family[Histogram]:
             full = f"isobatch_executor_{name}"
-            return Histogram(full, text, labels, buckets=buckets, registry=registry)
+            return Family(lambda: Histogram(bounds), full, text, labels, registry=registry)
 
         kernel = ("op", "path", "unit")
         dispatches = counter("kernel_dispatches_total", "Kernel dispatches.", kernel)
@@ -190,17 +182,13 @@ class Metrics:
         self._blocks = {state: blocks.labels(model_id, state) for state in STATES}
         memory = gauge("memory_bytes", "Memory of the process.", ("kind",))
         memory.labels("kv_pool").set(kv_pool_bytes)
-        process = psutil.Process(os.getpid())
-        memory.labels("resident").set_function(lambda: float(process.memory_info().rss))
+        self._process, self._resident = psutil.Process(os.getpid()), memory.labels("resident")
         state_now = _self_test_state(capabilities.self_test)
         states = gauge("self_test_state", "1 for the state of the kernels' self-test.", ("state",))
         for state in SELF_TEST_STATES:
             states.labels(state).set(state == state_now)
-        Gauge(
-            "isobatch_executor_self_test_cases",
-            "Cases that the self-test compared.",
-            registry=registry,
-        ).set(capabilities.self_test.num_cases)
+        cases = gauge("self_test_cases", "Cases that the self-test compared.", ())
+        cases.labels().set(capabilities.self_test.num_cases)
         gauge(
             "model_info",
             "The loaded model; always 1.",
@@ -253,21 +241,23 @@ class Metrics:
         self._bytes_read.inc(self._weight_bytes.of_step(has_wanted=has_wanted))
         if results.non_finite_details:
             self._non_finite.inc(len(results.non_finite_details))
+        # The page's thread counts as well.
         with self._paths_lock:
             # Steps of one size dispatch the same kernels.
-            if results.paths == self._last_paths:
-                self._num_last_paths += 1
-                return
-        self._count_paths()
+            if results.paths != self._last_paths:
+                self._count_paths()
+                self._last_paths = tuple(results.paths)
+            self._num_last_paths += 1
+
+    def _before_page(self) -> None:
         with self._paths_lock:
-            self._last_paths, self._num_last_paths = tuple(results.paths), 1
+            self._count_paths()
+        self._resident.set(self._process.memory_info().rss)
 
     def _count_paths(self) -> None:
         """Count the kernels of the last steps: when these change, or somebody looks."""
-        with self._paths_lock:
-            paths, num_steps = self._last_paths, self._num_last_paths
-            self._num_last_paths = 0
-        for count in paths if num_steps else ():
+        num_steps, self._num_last_paths = self._num_last_paths, 0
+        for count in self._last_paths if num_steps else ():
             key = (count.op, count.path, count.unit)
             pair = self._kernels.get(key)
             if pair is None:
@@ -279,15 +269,15 @@ class Metrics:
 
     def _observe_phases(self, answer: StepAnswer, total_ns: int) -> None:
         results = answer.results
-        spent = {
-            "queue": answer.queue_ns,
-            "prepare": answer.prepare_ns,
-            "forward": 0 if results is None else results.forward_ns,
-            "statistics": 0 if results is None else results.statistics_ns,
-        }
-        spent["other"] = max(0, total_ns - sum(spent.values()))
-        for phase, nanoseconds in spent.items():
-            self._phases[phase].observe(nanoseconds * 1e-9)
+        forward_ns = 0 if results is None else results.forward_ns
+        statistics_ns = 0 if results is None else results.statistics_ns
+        known_ns = answer.queue_ns + answer.prepare_ns + forward_ns + statistics_ns
+        phases = self._phases
+        phases["queue"].observe(answer.queue_ns * 1e-9)
+        phases["prepare"].observe(answer.prepare_ns * 1e-9)
+        phases["forward"].observe(forward_ns * 1e-9)
+        phases["statistics"].observe(statistics_ns * 1e-9)
+        phases["other"].observe(max(0, total_ns - known_ns) * 1e-9)
 
 
 def _self_test_state(result: SelfTestResult) -> str:

@@ -4,20 +4,11 @@ import functools
 from dataclasses import dataclass
 from enum import StrEnum
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry
 
+from scheduler_service.instruments import Counter, Family, Gauge, Histogram
 from scheduler_service.speculation import ProposerKind
 
-# The times at which series were created would make a third of the lines, and nobody reads them.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-_NAMESPACE = "isobatch_scheduler"
 # What the format allows an exemplar, less the name of its one label.
 _MAX_EXEMPLAR_ID = 128 - len("request_id")
 
@@ -191,9 +182,19 @@ class SchedulerMetrics:
     ) -> None:
         """Declare the instruments in `registry`."""
         self._has_exemplars = has_exemplars
-        gauge = functools.partial(Gauge, namespace=_NAMESPACE, registry=registry)
-        counter = functools.partial(Counter, namespace=_NAMESPACE, registry=registry)
-        histogram = functools.partial(Histogram, namespace=_NAMESPACE, registry=registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Gauge]:
+            return Family(Gauge, f"isobatch_scheduler_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Family[Counter]:
+            return Family(Counter, f"isobatch_scheduler_{name}", text, labels, registry=registry)
+
+        def histogram(
+            name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]
+        ) -> Family[Histogram]:
+            full = f"isobatch_scheduler_{name}"
+            return Family(lambda: Histogram(buckets), full, text, labels, registry=registry)
+
         model = ("model",)
         self._running = gauge("requests_running", "Requests that hold cache.", model)
         self._waiting = gauge("requests_waiting", "Requests that wait.", model)
@@ -254,7 +255,7 @@ class SchedulerMetrics:
         )
         self.executor_connected = gauge(
             "executor_connected", "1 while a session with the executor is open."
-        )
+        ).labels()
         self._preemptions = counter(
             "preemptions", "Requests that lost their cached state.", ("model", "reason")
         )
@@ -325,7 +326,9 @@ class SchedulerMetrics:
         )
 
 
-def _by_draft(counter: Counter, model: str) -> dict[tuple[ProposerKind, DraftPosition], Counter]:
+def _by_draft(
+    counter: Family[Counter], model: str
+) -> dict[tuple[ProposerKind, DraftPosition], Counter]:
     return {
         (proposer, position): counter.labels(model, proposer, position)
         for proposer in ProposerKind

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["early_stop.py", "logs.py", "settings.py"])
+@pytest.mark.parametrize("name", ["early_stop.py", "instruments.py", "logs.py", "settings.py"])
 def test_the_copies_are_equal(name: str) -> None:
     copies = {(ROOT / f"{side}_service" / name).read_bytes() for side in ("scheduler", "executor")}
     assert len(copies) == 1
