@@ -19,16 +19,19 @@ async def ask_for_drafts(
     vocab_size: int,
     meanwhile: Callable[[], None],
     clock: Callable[[], float],
+    *,
+    goes_ahead: bool,
 ) -> float:
     """Ask for what the coming step's drafts need; return the seconds that it took.
 
     No step is in flight. `meanwhile` is called while the draft model computes: what the last step
-    gave can be fanned out then, as it is otherwise while the next step runs.
+    gave can be fanned out then, as it is otherwise while the next step runs. `goes_ahead` says
+    whether steps without drafts may be sent ahead.
     """
     began = clock()
     for _ in range(_MAX_ROUNDS):
         asked = clock()
-        work = speculator.ask(state)
+        work = speculator.ask(state, goes_ahead=goes_ahead)
         if work is None:
             break
         await session.write(wire.draft(work))

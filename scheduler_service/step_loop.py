@@ -27,6 +27,7 @@ from scheduler_service.core import (
     TokenRowBatch,
     apply,
     capacity_refused,
+    may_plan_ahead,
     next_deadline,
     opened,
     openings,
@@ -221,13 +222,13 @@ class StepLoop:
             return 0.0
         return await ask_for_drafts(
             session, self.speculator, self.state, self._model.vocab_size,
-            self.requests.dispatch, self._clock,
+            self.requests.dispatch, self._clock, goes_ahead=self._goes_ahead(),
         )  # fmt: skip
 
     def _plan(self, now: float) -> TokenRowBatch | None:
         drafts = {}
         if self.speculator is not None:
-            drafts = self.speculator.draft(self.state)
+            drafts = self.speculator.draft(self.state, goes_ahead=self._goes_ahead())
         batch = plan(self.state, now, drafts)
         if batch is not None:
             self.fan_out.add(batch.events)
@@ -235,12 +236,18 @@ class StepLoop:
 
     async def _send_ahead(self, session: ExecutorSession, clock: _TurnClock) -> None:
         """Send one step more than the one that runs, where that can be."""
-        if not self.may_look_ahead or len(self._sent) > 1 or self._may_draft():
+        if len(self._sent) > 1 or not self._goes_ahead() or self._may_draft():
             return
         batch = plan_ahead(self.state, self._sampler.is_chosen_by_executor)
         if batch is not None:
             self._metrics.steps_ahead.inc()
             await self._send(session, batch, clock)
+
+    def _goes_ahead(self) -> bool:
+        """Return whether a step may be sent ahead, as far as the core can tell now."""
+        return self.may_look_ahead and may_plan_ahead(
+            self.state, self._sampler.is_chosen_by_executor
+        )
 
     def _may_draft(self) -> bool:
         """Return whether drafts may be wanted: they go behind tokens that are known."""

@@ -17,7 +17,7 @@ from scheduler_service.core.admission import (
     resume,
     submit,
 )
-from scheduler_service.core.ahead import plan_ahead
+from scheduler_service.core.ahead import may_plan_ahead, plan_ahead
 from scheduler_service.core.apply import (
     apply,
     capacity_refused,
@@ -113,6 +113,7 @@ __all__ = [
     "expire",
     "fail",
     "finish_by_stop_string",
+    "may_plan_ahead",
     "next_deadline",
     "opened",
     "openings",

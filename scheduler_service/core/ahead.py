@@ -33,6 +33,16 @@ from scheduler_service.core.step_budget import StepLoad
 _UNKNOWN_TOKEN = (0,)
 
 
+def may_plan_ahead(state: SchedulerState, is_chosen: Callable[[SamplingParams], bool]) -> bool:
+    """Return whether steps of these requests can be planned ahead, as far as that can be told now.
+
+    Where this is False, `plan_ahead` returns None.
+    """
+    return not any(not request.is_paused for request in state.waiting) and all(
+        request.is_paused or is_chosen(request.params) for request in state.running.values()
+    )
+
+
 def plan_ahead(
     state: SchedulerState, is_chosen: Callable[[SamplingParams], bool]
 ) -> TokenRowBatch | None:

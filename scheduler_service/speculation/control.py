@@ -17,12 +17,17 @@ from scheduler_service.speculation.proposer import Proposal
 class PlainStep:
     """The step as it would be without drafts.
 
+    A step with drafts makes one wait that would otherwise have been sent ahead of an answer, so its
+    cost is `seconds`, and that without drafts is less by `ahead_seconds`.
+
     Attributes:
         sequence_ids: Sequences that get a token and may have drafts.
         num_room: Drafts that the limits of a step leave room for.
         seconds: Cost of the step by its rows of logits: one for each sequence, one for each draft.
+            The step is not sent ahead.
         next_seconds: Cost of a later step of the same sequences, without drafts and prompts.
         spent_seconds: What asking the draft model before the step took.
+        ahead_seconds: What a step sent ahead saves; 0 where none would be.
     """
 
     sequence_ids: Sequence[SequenceId]
@@ -30,11 +35,12 @@ class PlainStep:
     seconds: StepSeconds
     next_seconds: float
     spent_seconds: float = 0.0
+    ahead_seconds: float = 0.0
 
     @property
     def plain_seconds(self) -> float:
         """Cost without drafts."""
-        return self.seconds(len(self.sequence_ids))
+        return self.seconds(len(self.sequence_ids)) - self.ahead_seconds
 
 
 class Controller(Protocol):
@@ -49,6 +55,23 @@ class Controller(Protocol):
         self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]
     ) -> dict[SequenceId, int]:
         """Return how many drafts of each proposal go into the step; none for those left out."""
+        ...
+
+    def gain(
+        self,
+        step: PlainStep,
+        proposals: Mapping[SequenceId, Proposal],
+        chosen: Mapping[SequenceId, int],
+    ) -> float:
+        """Return what the chosen drafts are expected to save, in seconds of plain steps."""
+        ...
+
+    def is_held_back(self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]) -> bool:
+        """Return whether some drafts would be tried if accounts allowed it."""
+        ...
+
+    def may_wait(self, step: PlainStep) -> bool:
+        """Return whether accounts allow not to send a step ahead, so that it may have drafts."""
         ...
 
     def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
@@ -70,8 +93,8 @@ class Controller(Protocol):
         """Return what to ask of the draft model before the step; a trial notes nothing."""
         ...
 
-    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
-        """Take in a sequence that decodes from now on, and what its prompt took."""
+    def count_plain(self, sequence_id: SequenceId, plain_seconds: float) -> None:
+        """Take in time that a sequence took without drafts: of its prompt, of steps unseen."""
         ...
 
     def prefers_lookup(self, sequence_id: SequenceId, proposal: Proposal) -> bool:
@@ -114,6 +137,23 @@ class FixedController:
             num_room -= chosen[sequence_id]
         return chosen
 
+    def gain(
+        self,
+        step: PlainStep,
+        proposals: Mapping[SequenceId, Proposal],
+        chosen: Mapping[SequenceId, int],
+    ) -> float:
+        """Expect nothing."""
+        return 0.0
+
+    def is_held_back(self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]) -> bool:
+        """Hold nothing back."""
+        return False
+
+    def may_wait(self, step: PlainStep) -> bool:
+        """Wait whatever it costs."""
+        return True
+
     def learn(self, sequence_id: SequenceId, proposal: Proposal, drawn: tuple[int, ...]) -> None:
         """Learn nothing."""
 
@@ -134,7 +174,7 @@ class FixedController:
             {each: min(self._num_drafts, one.max_drafts) for each, one in candidates.items()}
         )
 
-    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
+    def count_plain(self, sequence_id: SequenceId, plain_seconds: float) -> None:
         """Keep no accounts."""
 
     def prefers_lookup(self, sequence_id: SequenceId, proposal: Proposal) -> bool:

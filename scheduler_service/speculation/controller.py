@@ -20,6 +20,7 @@ long one that does not.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -49,6 +50,11 @@ TOLERANCE: Final = 0.015
 FIRST_STEPS: Final = 0.25
 """Plain steps that a sequence may lose besides: a draft must be affordable before long."""
 
+SURE_CHANCE: Final = 0.75
+SURE_STEPS: Final = 0.75
+"""Plain steps more that a sequence may lose to its own drafts where the first has such a chance: a
+long match is not passed by until others could be afforded. Neighbours do not pay for it."""
+
 INVESTED_STEPS: Final = 1.0
 """Plain steps more that a sequence may lose while the draft model has not proved bad with others:
 it must read before it can gain anything."""
@@ -60,7 +66,7 @@ PROVED_DRAFTS: Final = 12.0
 MAX_CREDIT_STEPS: Final = 8.0
 """Plain steps that can stand on an account."""
 
-MIN_GAIN: Final = 1.02
+MIN_GAIN: Final = 1.04
 """Tokens a second that drafts must promise, over none: the curve is an estimate."""
 
 MIN_CHANCE: Final = 0.02
@@ -118,9 +124,9 @@ class AdaptiveController:
         is_bad = whole.weight >= PROVED_DRAFTS and whole.share < PROVED_SHARE
         return FIRST_STEPS if is_bad else FIRST_STEPS + INVESTED_STEPS
 
-    def begin(self, sequence_id: SequenceId, prompt_seconds: float) -> None:
-        """Count the time of a sequence's prompt as plain time: its user waited for it too."""
-        self._record(sequence_id).plain_seconds += prompt_seconds
+    def count_plain(self, sequence_id: SequenceId, plain_seconds: float) -> None:
+        """Count time without drafts, the prompt's too: the user waited for that as well."""
+        self._record(sequence_id).plain_seconds += plain_seconds
 
     def _share(self, sequence_id: SequenceId, proposal: Proposal, index: int) -> float:
         """Return the expected chance of a draft, when those before it are right."""
@@ -137,8 +143,19 @@ class AdaptiveController:
 
     def may_ask(self, step: PlainStep, costs: DraftCosts) -> bool:
         """Return whether accounts allow to ask the draft model at all."""
-        accounts = self._accounts(step, self._first_steps())
-        return min(accounts.values()) > costs.overhead_seconds + costs.pass_seconds(1)
+        least = costs.overhead_seconds + costs.pass_seconds(1) + step.ahead_seconds
+        return min(self._accounts(step, self._first_steps()).values()) > least
+
+    def is_held_back(self, step: PlainStep, proposals: Mapping[SequenceId, Proposal]) -> bool:
+        """Return whether some drafts would be tried if accounts allowed it."""
+        if not proposals or step.num_room < 1 or step.plain_seconds <= 0:
+            return False
+        return bool(self._pick(step, proposals, math.inf, dict.fromkeys(proposals, 0.0))[0])
+
+    def may_wait(self, step: PlainStep) -> bool:
+        """Return whether accounts allow not to send a step ahead, so that it may have drafts."""
+        accounts = self._accounts(step, FIRST_STEPS)
+        return min(accounts.values(), default=0.0) > step.ahead_seconds
 
     def _accounts(self, step: PlainStep, num_first: float) -> dict[SequenceId, float]:
         """Return by how many seconds each sequence allows the plain step to be exceeded."""
@@ -161,7 +178,9 @@ class AdaptiveController:
         accounts = self._accounts(step, self._first_steps())
         spendable = min(accounts.values())
         records = {each: self._record(each).on_the_whole for each in candidates}
-        room = DraftStep(len(step.sequence_ids), step.num_room, step.seconds, spendable)
+        room = DraftStep(
+            len(step.sequence_ids), step.num_room, step.seconds, spendable, step.ahead_seconds
+        )
         return choose_asking(
             room, candidates, records, costs, MIN_GAIN, accounts, is_trial=is_trial
         )
@@ -182,6 +201,9 @@ class AdaptiveController:
         is_drafted = any(each.kind is ProposerKind.DRAFT for each in proposals.values())
         first = self._first_steps() if is_drafted else FIRST_STEPS
         accounts = self._accounts(step, first)
+        for sequence_id, proposal in proposals.items():
+            if self._share(sequence_id, proposal, 0) >= SURE_CHANCE:
+                accounts[sequence_id] += SURE_STEPS * plain_seconds
         spendable = min(accounts.values()) - step.spent_seconds
         taken, is_bounded = self._pick(step, proposals, spendable, dict.fromkeys(proposals, 0.0))
         if is_bounded:
@@ -191,6 +213,23 @@ class AdaptiveController:
         for sequence_id in taken:
             chosen[sequence_id] = chosen.get(sequence_id, 0) + 1
         return chosen
+
+    def gain(
+        self,
+        step: PlainStep,
+        proposals: Mapping[SequenceId, Proposal],
+        chosen: Mapping[SequenceId, int],
+    ) -> float:
+        """Return what the chosen drafts are expected to save, in seconds of plain steps."""
+        num_more = 0.0
+        for sequence_id, count in chosen.items():
+            chance = 1.0
+            for index in range(count):
+                chance *= self._share(sequence_id, proposals[sequence_id], index)
+                num_more += chance
+        num_plain = len(step.sequence_ids)
+        saved = num_more * step.plain_seconds / max(1, num_plain)
+        return saved - (step.seconds(num_plain + sum(chosen.values())) - step.plain_seconds)
 
     def _pick(
         self,

@@ -4,12 +4,17 @@ A curve is measured once, perhaps at a busy moment, and other work on the machin
 alike. So each number of tokens has the mean of its own recent steps, drawn towards what the curve
 says about it at the pace of all recent steps. "Recent" means the same stretch of time for all
 numbers of tokens: what slows one for a while slows their comparison by nothing.
+
+All are steps that are not sent ahead of an answer, as those with drafts never are; what the others
+save is learnt beside it (`ahead`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
+
+from scheduler_service.speculation.ahead import AheadSaving
 
 StepSeconds: TypeAlias = Callable[[int], float]
 """Seconds of a step of so many rows of logits, as things are now. 0 where not known."""
@@ -33,25 +38,41 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._num_steps = 0
+        self._saving = AheadSaving()
         # By tokens of a step: (weight, weighted seconds, steps counted when they were right).
         self._means: dict[int, tuple[float, float, int]] = {}
         # Of all steps: seconds taken, and those of the curve for them.
         self._taken = 0.0
         self._expected = 0.0
 
-    def observe(self, num_tokens: int, seconds: float, curve: StepSeconds) -> None:
+    def observe(
+        self,
+        num_tokens: int,
+        seconds: float,
+        curve: StepSeconds,
+        *,
+        num_drafts: int = 0,
+        is_ahead: bool = False,
+    ) -> None:
         """Take in a step without prompts.
 
         Args:
-            num_tokens: Its tokens.
+            num_tokens: Its tokens, drafts included.
             seconds: What it took.
             curve: The cost curve at its context.
+            num_drafts: Its drafts.
+            is_ahead: Whether it was sent before the answer to the one ahead of it.
         """
         expected = curve(num_tokens)
         if not 1 <= num_tokens <= MAX_COUNTED or seconds <= 0 or expected <= 0:
             return
         if self._num_steps:
-            seconds = min(seconds, _MAX_OUTLIER * self.seconds(num_tokens, curve))
+            alone = self.seconds(num_tokens, curve)
+            seconds = min(seconds, _MAX_OUTLIER * alone)
+            if not num_drafts:
+                self._saving.observe(num_tokens, seconds / alone, is_ahead=is_ahead)
+        if is_ahead:
+            seconds /= 1.0 - self._saving.share(num_tokens)
         self._num_steps += 1
         weight, total = self._mean(num_tokens)
         self._means[num_tokens] = (weight + 1.0, total + seconds, self._num_steps)
@@ -68,6 +89,10 @@ class StepCosts:
         expected = curve(num_tokens) * self.pace
         weight, total = self._mean(num_tokens)
         return (total + _CURVE_WEIGHT * expected) / (weight + _CURVE_WEIGHT)
+
+    def ahead_seconds(self, num_rows: int, curve: StepSeconds) -> float:
+        """Return what a step of so many rows saves when it is sent ahead of an answer."""
+        return self._saving.share(num_rows) * self.seconds(num_rows, curve)
 
     def _mean(self, num_tokens: int) -> tuple[float, float]:
         """Return (weight, weighted seconds), faded to the present."""

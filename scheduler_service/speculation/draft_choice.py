@@ -93,22 +93,24 @@ class DraftStep:
         num_room: Drafts that the limits of a step leave room for.
         seconds: Cost of the step by its rows of logits.
         spendable: Seconds by which all accounts allow the plain step to be exceeded.
+        ahead_seconds: What a step without drafts saves by being sent ahead.
     """
 
     num_plain: int
     num_room: int
     seconds: StepSeconds
     spendable: float
+    ahead_seconds: float = 0.0
 
     @property
     def plain_seconds(self) -> float:
         """Cost without drafts."""
-        return self.seconds(self.num_plain)
+        return self.seconds(self.num_plain) - self.ahead_seconds
 
     def threshold(self, num_rows: int, costs: DraftCosts) -> float:
         """Return the chance at which one more draft pays for its pass and its row."""
         plain = self.plain_seconds
-        row = self.seconds(self.num_plain + 1) - plain
+        row = self.seconds(self.num_plain + 1) - self.seconds(self.num_plain)
         price = (row + costs.pass_seconds(num_rows) / num_rows) * self.num_plain / plain
         return min(max(price, MIN_THRESHOLD), MAX_THRESHOLD)
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from scheduler_service.core.batch import SampledRow, TokenRow, TokenRowBatch
+from scheduler_service.core.batch import SampledRow, TokenRow, TokenRowBatch, TokenSourceKind
 from scheduler_service.core.cost_curve import NO_CURVE, CostCurve
 from scheduler_service.core.request import Request, RequestId, SequenceId
 from scheduler_service.core.state import SchedulerState
-from scheduler_service.core.step_budget import StepLoad, share_step
+from scheduler_service.speculation.ahead import Prospects
 from scheduler_service.speculation.control import Controller, PlainStep
-from scheduler_service.speculation.costs import StepCosts, assumed_curve
+from scheduler_service.speculation.costs import StepCosts
 from scheduler_service.speculation.draft_choice import Asking, Candidate
 from scheduler_service.speculation.draft_costs import DraftCosts
 from scheduler_service.speculation.draft_model import DraftModelProposer
 from scheduler_service.speculation.draft_work import DraftReply, DraftRow, DraftWork
+from scheduler_service.speculation.forecast import Forecast
 from scheduler_service.speculation.proposer import Proposal, Proposer, ProposerKind
 
 MAX_DRAFT_TOKENS: Final = 16
@@ -30,6 +31,7 @@ asking for each costs some microseconds."""
 QUIET_STEPS: Final = 4
 """Steps without any draft after which none is expected for the next."""
 
+SHORTEST_NAP: Final = 1
 LONGEST_NAP: Final = 8
 """Most steps from one look for drafts to the next, after many looks that found nothing worth a try:
 looking costs some tenths of a millisecond where a forward pass has emptied the caches."""
@@ -76,27 +78,33 @@ class Speculator:
         # Of the step that is planned or runs: proposals that were made, and the one to be tried.
         self._made: dict[SequenceId, list[Proposal]] = {}
         self._proposals: dict[SequenceId, Proposal] = {}
-        self._forecast: _Forecast | None = None
+        self._forecast: Forecast | None = None
+        # Whether drafts of that step were looked for, and kept out by accounts alone.
+        self._has_looked = self._is_held_back = False
+        self._prospects = Prospects()
         # Of the requests to the draft model since the last step.
         self._num_asked = 0
         self._spent_seconds = 0.0
-        self._asked_forecast: _Forecast | None = None
+        self._asked_forecast: Forecast | None = None
         # Steps since anything was drafted or asked for.
         self._num_quiet = 0
         # Of a nap: how many steps it still takes, how long the last one was, and who ran then.
         self._nap_left = 0
         self._nap = 0
         self._num_running = 0
+        # Steps of a nap that accounts do not know of yet.
+        self._num_unbooked = 0
 
     @property
     def num_known(self) -> int:
         """Sequences that something is kept for."""
         return len(self._known)
 
-    def ask(self, state: SchedulerState) -> DraftWork | None:
+    def ask(self, state: SchedulerState, *, goes_ahead: bool = False) -> DraftWork | None:
         """Return work for the draft model before the next step, or None when there is no more.
 
         `state` is not changed; no step is in flight. After None, `draft` follows at once.
+        `goes_ahead` says whether steps without drafts may be sent ahead of an answer.
         """
         self._asked_forecast = None
         model = self._draft_model
@@ -104,7 +112,7 @@ class Speculator:
             return None
         if model is None or (self._num_asked and not self._controller.asks_again):
             return None
-        forecast = self._asked_forecast = _Forecast(state, self._costs)
+        forecast = self._asked_forecast = Forecast(state, self._costs, goes_ahead=goes_ahead)
         if forecast.num_room < 1 or not 0 < len(forecast.decoding) <= MAX_SEQUENCES:
             return None
         step = forecast.step(tuple(forecast.decoding))
@@ -171,18 +179,23 @@ class Speculator:
         # What is expected of such a request, as with steps: a single time is mostly noise.
         self._spent_seconds += self._draft_costs.overhead_seconds + expected
 
-    def draft(self, state: SchedulerState) -> dict[RequestId, tuple[int, ...]]:
+    def draft(
+        self, state: SchedulerState, *, goes_ahead: bool = False
+    ) -> dict[RequestId, tuple[int, ...]]:
         """Return drafted tokens for requests whose next row has one token.
 
-        `state` is not changed; no step is in flight.
+        `state` is not changed; no step is in flight. `goes_ahead` is that of `ask`.
         """
+        self._has_looked = False
         if self._naps(state):
             return {}
-        drafts = self._look(state)
+        drafts = self._look(state, goes_ahead=goes_ahead)
+        self._has_looked = True
         if drafts:
             self._nap = 0
         elif self._num_quiet >= QUIET_STEPS and not self._controller.asks_again:
-            self._nap = min(LONGEST_NAP, 2 * self._nap or 1)
+            longest = SHORTEST_NAP if self._is_held_back else LONGEST_NAP
+            self._nap = min(longest, 2 * self._nap or SHORTEST_NAP)
             self._nap_left, self._num_running = self._nap, len(state.running)
         return drafts
 
@@ -192,17 +205,19 @@ class Speculator:
             self._nap_left = self._nap = 0
         return self._nap_left > 0
 
-    def _look(self, state: SchedulerState) -> dict[RequestId, tuple[int, ...]]:
+    def _look(self, state: SchedulerState, *, goes_ahead: bool) -> dict[RequestId, tuple[int, ...]]:
         self.forget_ended(state)
         # Where nothing was asked, that of `ask` holds: nothing has happened since.
-        forecast = self._forecast = self._asked_forecast or _Forecast(state, self._costs)
+        forecast = self._forecast = self._asked_forecast or Forecast(
+            state, self._costs, goes_ahead=goes_ahead
+        )
         forecast.spent_seconds, self._asked_forecast = self._spent_seconds, None
         self._num_quiet = 0 if self._num_asked else self._num_quiet + 1
         self._num_asked, self._spent_seconds = 0, 0.0
         self._made, self._proposals = {}, {}
         for sequence_id in forecast.decoding.keys() - self._known:
             seconds = forecast.prompt_seconds(forecast.decoding[sequence_id])
-            self._controller.begin(sequence_id, seconds)
+            self._controller.count_plain(sequence_id, seconds)
         self._known.update(forecast.decoding)
         if forecast.num_room < 1 or len(forecast.decoding) > MAX_SEQUENCES:
             return {}
@@ -211,11 +226,7 @@ class Speculator:
             num_left = request.max_tokens - len(request.output_token_ids) - 1
             if num_left > 0 and request.takes_drafts:
                 self._propose(sequence_id, request, min(self._max_draft_tokens, num_left))
-        if not self._proposals:
-            return {}
-        chosen = self._controller.choose(forecast.step(tuple(forecast.decoding)), self._proposals)
-        if any(chosen.values()):
-            self._num_quiet = 0
+        chosen = self._choose(forecast, is_in_flight=state.in_flight is not None)
         return {
             forecast.decoding[sequence_id].request_id: self._proposals[sequence_id].token_ids[
                 :count
@@ -224,21 +235,51 @@ class Speculator:
             if count
         }
 
-    def may_draft(self, state: SchedulerState) -> bool:
-        """Return whether drafts are to be expected soon, while a step is in flight.
+    def _choose(self, forecast: Forecast, *, is_in_flight: bool) -> dict[SequenceId, int]:
+        """Return how much of the proposals is worth a try."""
+        chosen: dict[SequenceId, int] = {}
+        gain, self._is_held_back = None, False
+        if self._proposals:
+            step = forecast.step(tuple(forecast.decoding))
+            if is_in_flight:
+                # Of the next step that would be, and it would wait to begin with.
+                step = replace(step, spent_seconds=step.ahead_seconds)
+            chosen = self._controller.choose(step, self._proposals)
+            if not any(chosen.values()):
+                self._is_held_back = self._controller.is_held_back(step, self._proposals)
+            else:
+                self._num_quiet = 0
+                gain = self._controller.gain(step, self._proposals, chosen) / step.plain_seconds
+        self._prospects.observe(gain)
+        return chosen
 
-        Then the step after it waits for the answer: drafts go behind tokens that are known. After a
-        quiet while that is so only where there would be drafts for the step in flight itself.
+    def may_draft(self, state: SchedulerState) -> bool:
+        """Return whether the step after the one in flight waits for its answer.
+
+        Drafts go behind tokens that are known. So it waits where what they are expected to gain is
+        more than sending it ahead saves, and accounts allow it. What would have been drafted for
+        the step in flight says how likely there is something; `draft` is not called before `learn`.
         """
         if self._naps(state):
             return False
-        is_fixed = self._controller.asks_again
-        if is_fixed or self._num_quiet < QUIET_STEPS or self.draft(state):
+        if self._controller.asks_again:
             return True
-        model, forecast = self._draft_model, self._forecast
-        if model is None or forecast is None or not forecast.decoding or forecast.num_room < 1:
+        if not self._has_looked:
+            self.draft(state, goes_ahead=True)
+        forecast = self._forecast
+        if forecast is None or not forecast.decoding or forecast.num_room < 1:
             return False
         step = forecast.step(tuple(forecast.decoding))
+        return self._would_ask(forecast, step) or (
+            self._prospects.gain * step.plain_seconds > step.ahead_seconds
+            and (self._prospects.has_found or self._controller.may_wait(step))
+        )
+
+    def _would_ask(self, forecast: Forecast, step: PlainStep) -> bool:
+        """Return whether the draft model would be asked for the step in flight."""
+        model = self._draft_model
+        if model is None:
+            return False
         self._draft_costs.set_plain_step(step.next_seconds)
         if not self._controller.may_ask(step, self._draft_costs):
             return False
@@ -269,8 +310,10 @@ class Speculator:
             step_seconds: What it took, without asking the draft model before.
         """
         self._nap_left = max(0, self._nap_left - 1)
+        self._has_looked = False
         counts: list[RowCounts] = []
         if self._forecast is None and not self._proposals:
+            self._num_unbooked += 1
             return counts  # nobody looked for drafts of this step
         drawn: dict[SequenceId, int] = {}
         for row in batch.rows:
@@ -287,9 +330,17 @@ class Speculator:
                 counts.append(RowCounts(row.num_draft_tokens, accepted, kind))
         if self._forecast is not None:
             num_drafted = sum(row.num_draft_tokens for row in batch.rows)
-            self._controller.settle(self._forecast.step(tuple(drawn)), num_drafted, drawn)
+            is_ahead = any(row.source.kind is TokenSourceKind.STEP_OUTPUT for row in batch.rows)
+            step = self._forecast.step(tuple(drawn), is_ahead=is_ahead)
+            for sequence_id in drawn if self._num_unbooked else ():
+                self._controller.count_plain(sequence_id, self._num_unbooked * step.next_seconds)
+            self._num_unbooked = 0
+            self._controller.settle(step, num_drafted, drawn)
             if all(_is_decode(row) for row in batch.rows):
-                self._costs.observe(batch.num_tokens, step_seconds, self._forecast.curve)
+                self._costs.observe(
+                    batch.num_tokens, step_seconds, self._forecast.curve,
+                    num_drafts=num_drafted, is_ahead=is_ahead,
+                )  # fmt: skip
         self._made, self._proposals, self._forecast = {}, {}, None
         return counts
 
@@ -309,62 +360,3 @@ class Speculator:
 def _is_decode(row: TokenRow) -> bool:
     """Return whether a row has one known token, as every row that can have drafted ones."""
     return row.num_known_tokens == 1 and bool(row.wanted)
-
-
-class _Forecast:
-    """The next step as far as it can be told before it is planned: who decodes, what it costs."""
-
-    def __init__(self, state: SchedulerState, costs: StepCosts) -> None:
-        # What asking the draft model took.
-        self.spent_seconds = 0.0
-        self.decoding: dict[SequenceId, Request] = {}
-        self._costs = costs
-        self._curve = state.limits.cost_curve
-        self._num_positions = 0
-        self._prompts = StepLoad(self._curve)
-        prompts: list[Request] = []
-        for request in state.running.values():
-            if request.is_paused:
-                continue
-            if request.num_uncomputed_tokens > 1:
-                prompts.append(request)
-            else:
-                self.decoding[request.sequence_id] = request
-                self._num_positions += request.num_computed_tokens
-        shares = share_step(state, ()).num_tokens if prompts else {}
-        for request in prompts:
-            share = shares.get(request.request_id, 0)
-            self._prompts.add_prompt(share, request.num_computed_tokens)
-        num_tokens = len(self.decoding) + self._prompts.num_prompt_tokens
-        self.num_room = state.limits.max_num_batched_tokens - num_tokens
-
-    def step(self, sequence_ids: Sequence[SequenceId]) -> PlainStep:
-        """Return the step without drafts, with a token for each of these sequences."""
-        later = self._costs.seconds(len(sequence_ids), self.curve)
-        return PlainStep(sequence_ids, self.num_room, self._seconds, later, self.spent_seconds)
-
-    def prompt_seconds(self, request: Request) -> float:
-        """Return what the prompt of a request took that decodes now; 0 without a curve."""
-        num_tokens = request.num_computed_tokens - request.num_cached_tokens
-        return self._costs.pace * self._curve.step_seconds(0, max(0, num_tokens))
-
-    def curve(self, num_rows: int) -> float:
-        """Return the curve's seconds of a step of decode rows alone; drafts count as rows."""
-        if not self._curve:
-            return assumed_curve(num_rows)
-        return self._curve.step_seconds(num_rows, num_rows, self._num_positions_of(num_rows))
-
-    def _num_positions_of(self, num_rows: int) -> int:
-        # A draft looks at about as many positions as the rows themselves.
-        return self._num_positions * num_rows // max(1, len(self.decoding))
-
-    def _seconds(self, num_rows: int) -> float:
-        prompts = self._prompts
-        if not prompts.num_prompt_tokens:
-            return self._costs.seconds(num_rows, self.curve)
-        num_tokens = num_rows + prompts.num_prompt_tokens
-        if not self._curve:
-            return self._costs.pace * assumed_curve(num_tokens)
-        return self._costs.pace * self._curve.step_seconds(
-            num_rows, num_tokens, self._num_positions_of(num_rows), prompts.num_prompt_positions
-        )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.core import SequenceId
 from scheduler_service.speculation import AdaptiveController, PlainStep, Proposal, StepSeconds
-from scheduler_service.speculation.controller import FIRST_STEPS, TOLERANCE
+from scheduler_service.speculation.controller import FIRST_STEPS, SURE_STEPS, TOLERANCE
 from tests.support.speculated_text import Simulation, curve
 
 curves = st.builds(
@@ -39,7 +39,8 @@ def test_every_sequence_ends_within_its_tolerance(
     ).run()
     longest_step = seconds(len(texts))
     for end, plain in zip(run.ends, run.plain_ends, strict=True):
-        assert end <= plain * (1 + TOLERANCE) + FIRST_STEPS * longest_step + 1e-9
+        first = (FIRST_STEPS + SURE_STEPS) * longest_step
+        assert end <= plain * (1 + TOLERANCE) + first + 1e-9
 
 
 @given(

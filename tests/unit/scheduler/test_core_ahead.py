@@ -18,6 +18,7 @@ from scheduler_service.core import (
     cancel,
     capacity_refused,
     executor_restarted,
+    may_plan_ahead,
     pause,
     plan,
     plan_ahead,
@@ -87,6 +88,19 @@ def test_nothing_is_planned_ahead_while_somebody_waits() -> None:
     assert _ahead(state) is None
     pause(state, RequestId("b"))
     assert _ahead(state) is not None
+
+
+def test_it_is_told_beforehand_whether_steps_may_be_planned_ahead() -> None:
+    state = _running("a", "b", seqs=2)
+    assert may_plan_ahead(state, lambda _: True)
+    assert not may_plan_ahead(state, lambda _: False)
+    submit(state, make_request("c", 4, 9))
+    assert not may_plan_ahead(state, lambda _: True)
+    pause(state, RequestId("c"))
+    assert may_plan_ahead(state, lambda _: True)
+    for name in ("a", "b"):
+        pause(state, RequestId(name))
+    assert may_plan_ahead(state, lambda _: False)
 
 
 def test_nothing_is_planned_ahead_of_a_part_of_a_prompt() -> None:

@@ -190,3 +190,35 @@ def test_who_comes_ends_a_nap_and_a_fixed_number_never_naps() -> None:
     run_step(state)
     _advance(fixed, state, 24)
     assert len(eager.asked) == 24
+
+
+def test_time_without_a_look_counts_as_time_without_drafts() -> None:
+    """What a sequence may lose grows with its time, whether anybody looked at it or not."""
+    spendable: list[float] = []
+    for text in (Fickle(), Echo()):
+        controller = AdaptiveController()
+        speculator = Speculator(text, controller, 4)
+        request = make_request("a", 3, 300)
+        request.takes_drafts = isinstance(text, Fickle)
+        state = state_with(make_limits(blocks=40), request)
+        run_step(state)
+        _advance(speculator, state, 100)
+        # The rest of the last nap is booked with the next look.
+        speculator._nap_left = 0
+        _advance(speculator, state, 1)
+        spendable.append(controller._record(request.sequence_id).plain_seconds)
+    assert spendable[0] == spendable[1] > 90
+
+
+def test_drafts_that_an_account_holds_back_are_looked_for_at_nearly_every_step() -> None:
+    controller = AdaptiveController()
+    echo = Echo()
+    speculator = Speculator(echo, controller, 4)
+    request = make_request("a", 3, 300)
+    state = state_with(make_limits(blocks=40), request)
+    run_step(state)
+    _advance(speculator, state, 1)
+    controller._record(request.sequence_id).saved_seconds = -3.0
+    echo.asked.clear()
+    _advance(speculator, state, 60)
+    assert len(echo.asked) > 25
