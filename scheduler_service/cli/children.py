@@ -44,12 +44,14 @@ def executor_child(
     return Child(name, python_module("executor_service", *arguments, *more))
 
 
-def scheduler_child(*, listen: str, executor: str, metrics_port: int | None) -> Child:
-    """Return the scheduler in front of the executor at a gRPC address."""
+def scheduler_child(
+    *, listen: str, executor: str, metrics_port: int | None, more: Sequence[str] = ()
+) -> Child:
+    """Return the scheduler in front of the executor at a gRPC address; `more` are further flags."""
     arguments = ["--listen", listen, "--executor", executor]
     if metrics_port is not None:
         arguments += ["--metrics-port", str(metrics_port)]
-    return Child("scheduler", python_module("scheduler_service", *arguments))
+    return Child("scheduler", python_module("scheduler_service", *arguments, *more))
 
 
 def pull(name: str) -> Path:

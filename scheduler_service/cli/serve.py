@@ -34,6 +34,14 @@ _PORT: Final = click.IntRange(0, 65535)
 @click.option("--executor-metrics-port", type=_PORT, help="0: off. Default: 9401.")
 @click.option("--kv-memory-mb", type=click.IntRange(1), help="Size of the KV cache.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of the executor.")
+@click.option(
+    "--speculation",
+    metavar="KIND",
+    help="Who drafts tokens: off, lookup, draft, auto. Default: off.",
+)
+@click.option(
+    "--draft-model", metavar="MODEL", help="Drafts for the model: smollm2-draft, or a path."
+)
 def command(
     model: str | None,
     listen: str | None,
@@ -43,6 +51,8 @@ def command(
     executor_metrics_port: int | None,
     kv_memory_mb: int | None,
     threads: int | None,
+    speculation: str | None,
+    draft_model: str | None,
 ) -> None:
     """Run scheduler and executor until Ctrl-C.
 
@@ -76,7 +86,12 @@ def command(
 
     with on_ending_signals(end):
         supervisor.start(
-            children.scheduler_child(listen=listen, executor=executor, metrics_port=metrics_port)
+            children.scheduler_child(
+                listen=listen,
+                executor=executor,
+                metrics_port=metrics_port,
+                more=() if speculation is None else ("--speculation", speculation),
+            )
         )
         supervisor.start(
             children.executor_child(
@@ -85,6 +100,7 @@ def command(
                 metrics_port=executor_metrics_port,
                 kv_memory_mb=kv_memory_mb,
                 threads=threads,
+                more=() if draft_model is None else ("--draft-model", draft_model),
             )
         )
         threading.Thread(target=_announce, args=(listen, supervisor), daemon=True).start()

@@ -20,7 +20,7 @@ from scheduler_service.core.request import Request, SequenceId
 from scheduler_service.speculation.draft_work import DraftEnd, DraftReply, DraftRow, DraftWork
 from scheduler_service.speculation.proposer import NO_PROPOSAL, Proposal, ProposerKind
 
-WINDOW: Final = 64
+WINDOW: Final = 128
 """Known tokens that the draft model begins with."""
 
 WAIT_FOR_ROOM: Final = 32

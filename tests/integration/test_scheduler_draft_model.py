@@ -11,6 +11,7 @@ from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from scheduler_service.core import SamplingParams
 from scheduler_service.speculation import Speculator
+from scheduler_service.speculation.draft_model import WINDOW
 from tests.integration.test_scheduler_speculation import (
     MODEL,
     NUM_TOKENS,
@@ -141,11 +142,11 @@ async def test_of_a_long_prompt_the_draft_model_reads_the_end_alone() -> None:
         check([prompt], [found], PARAMS["greedy"])
         requests = drafter_of(harness).requests
         tokens = [len(each.token_ids) // 4 for each in requests]
-        assert tokens[0] == 64
+        assert tokens[0] == WINDOW
         assert max(tokens[1:]) <= 4
-        assert array(requests[0].token_ids, "<i4")[:63] == list(prompt[-63:])
+        assert array(requests[0].token_ids, "<i4")[: WINDOW - 1] == list(prompt[1 - WINDOW :])
         assert array(requests[0].row_start_positions, "<i4") == [0]
-        assert array(requests[1].row_start_positions, "<i4") == [64]
+        assert array(requests[1].row_start_positions, "<i4") == [WINDOW]
 
 
 async def test_a_draft_model_with_few_positions_begins_anew() -> None:

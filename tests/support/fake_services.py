@@ -30,9 +30,11 @@ def main() -> None:
         parser.add_argument("--model", required=True)
         parser.add_argument("--kv-memory-mb", type=int)
         parser.add_argument("--threads", type=int)
+        parser.add_argument("--draft-model", default="")
         run_executor(parser.parse_args(flags))
     else:
         parser.add_argument("--executor", required=True)
+        parser.add_argument("--speculation", default="")
         run_scheduler(parser.parse_args(flags))
 
 
@@ -60,6 +62,8 @@ def run_executor(options: argparse.Namespace) -> None:
     path.write_text("")
     print(f"executor pid {os.getpid()}")
     print(f"executor up: {options.model} {options.kv_memory_mb} {options.threads}")
+    if options.draft_model:
+        print(f"executor drafts with {options.draft_model}")
     ended.wait()
     path.unlink()
     print("executor goodbye")
@@ -77,6 +81,8 @@ def run_scheduler(options: argparse.Namespace) -> None:
     with FakeScheduler(path) as fake:
         fake.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         print("scheduler up")
+        if options.speculation:
+            print(f"scheduler speculates by {options.speculation}")
         while not socket_path(options.executor).exists():
             if ended.wait(0.02):
                 return

@@ -316,6 +316,16 @@ def test_serve_starts_a_dead_executor_again(runtime: Path) -> None:
         assert running.finish() == 0
 
 
+def test_serve_passes_on_who_drafts(runtime: Path) -> None:
+    arguments = ("serve", "--speculation", "auto", "--draft-model", "small")
+    with program(*arguments, XDG_RUNTIME_DIR=str(runtime)) as running:
+        running.wait_for("isobatch serves on unix:")
+        running.signal(signal.SIGTERM)
+        assert running.finish() == 0
+    assert "scheduler | scheduler speculates by auto" in running.output
+    assert "executor  | executor drafts with small" in running.output
+
+
 def test_serve_refuses_a_taken_socket(runtime: Path) -> None:
     """A second server must not push the first aside."""
     path = runtime / "s.sock"

@@ -65,7 +65,7 @@ def test_a_sequence_is_followed_from_proposal_to_proposal() -> None:
 
 
 def test_it_begins_a_few_tokens_before_the_end_and_anew_after_a_long_pause() -> None:
-    proposer, request = DraftModelProposer(4, 100, 1000), make_request(300)
+    proposer, request = DraftModelProposer(4, 500, 1000), make_request(300)
     assert proposer.num_missing(request) == WINDOW
     row = proposer.row(request, 3)
     assert (row.start_position, row.token_ids) == (0, tuple(range(300 - WINDOW, 300)))
