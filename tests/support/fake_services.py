@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import sys
-import threading
 from pathlib import Path
 
 
@@ -54,7 +54,7 @@ def run_executor(options: argparse.Namespace) -> None:
         sys.exit(78)
     if options.model == "crash":
         raise RuntimeError("crashed on purpose")
-    ended = ended_event()
+    ended = Ended()
     if options.model == "slow":
         ended.wait()
         return
@@ -76,7 +76,7 @@ def run_scheduler(options: argparse.Namespace) -> None:
 
     from tests.support.fake_scheduler import FakeScheduler
 
-    ended = ended_event()
+    ended = Ended()
     path = socket_path(options.listen)
     with FakeScheduler(path) as fake:
         fake.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -98,11 +98,16 @@ def socket_path(address: str) -> Path:
     return Path(address.removeprefix("unix:"))
 
 
-def ended_event() -> threading.Event:
-    """Return an event that SIGTERM sets."""
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
-    return ended
+class Ended:
+    """Whether SIGTERM has come. No lock: a handler that waits for one held below it never ends."""
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe()
+        signal.signal(signal.SIGTERM, lambda number, frame: os.write(writer, b"x") and None)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return whether it has come, at the latest after so many seconds."""
+        return bool(select.select([self._reader], [], [], timeout)[0])
 
 
 if __name__ == "__main__":
