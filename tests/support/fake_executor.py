@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import grpc
 import numpy as np
 
-from isobatch.executor.v1 import capabilities_pb2, provenance_pb2, token_rows_pb2
+from isobatch.executor.v1 import capabilities_pb2, drafts_pb2, provenance_pb2, token_rows_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from scheduler_service.sampling import Statistic, row_statistics
@@ -61,6 +61,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     # Called with each step: before it is computed, and after, before it is answered.
     before_step: Callable[[token_rows_pb2.Step], Awaitable[None]] | None = None
     after_step: Callable[[token_rows_pb2.Step], Awaitable[None]] | None = None
+    before_draft: Callable[[drafts_pb2.DraftTokens], Awaitable[None]] | None = None
     # Called with each Open before it is answered.
     after_open: Callable[[token_rows_pb2.OpenSequences], Awaitable[None]] | None = None
 
@@ -232,6 +233,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
                     released=token_rows_pb2.SequencesReleased(kv_occupancy=occupancy)
                 )
             case "draft" if self.drafter is not None:
+                if self.before_draft is not None:
+                    await self.before_draft(request.draft)
                 return pb.SessionResponse(drafted=self.drafter.answer(request.draft))
             case other:
                 raise ValueError(f"unexpected message {other}")
