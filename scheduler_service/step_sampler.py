@@ -1,7 +1,7 @@
 """Between core and executor: which statistics to ask for, and the tokens they decide."""
 
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class StepSampler:
                     question, vocab_size=self._vocab_size, max_top_k=self._max_top_k
                 )
             if row.request_id in digest_ids or row.request_id in traced_ids:
-                question = replace(question, statistics=question.statistics | Statistic.DIGEST)
+                question = question._replace(statistics=question.statistics | Statistic.DIGEST)
             questions.append(question)
         return questions
 

@@ -342,7 +342,7 @@ class MetalBackend:
                 continue
             if count.op == "paged_attention":
                 path = "attention_decode" if work.attention.split else "attention_prefill"
-            counts.append(replace(count, path=path))
+            counts.append(count._replace(path=path))
         layers: Counter[tuple[str, int]] = Counter()
         for (wanted_only, shape), number in self._linears.items():
             rows = work.wanted if wanted_only else work.tokens

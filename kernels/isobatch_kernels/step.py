@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,8 +56,7 @@ class StepInput:
     token_sources: Int32 = field(default_factory=_no_sources)
 
 
-@dataclass(frozen=True, slots=True)
-class PathCount:
+class PathCount(NamedTuple):
     """Dispatches of one kernel path in a step."""
 
     # embed, norm_quantize, quantize, linear, rope_write_kv, paged_attention, gate_quantize or

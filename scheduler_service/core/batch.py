@@ -1,7 +1,8 @@
 """What one step computes, and what came of it.
 
 A token row is one request's contiguous tokens in one step; a token-row batch is
-all token rows of a step. Values only: nothing here changes after it is made.
+all token rows of a step. Values only: nothing here changes after it is made. What a step makes for
+each row is a named tuple, which takes less than half the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduler_service.core.events import Event
 from scheduler_service.core.params import SamplingParams
@@ -23,8 +24,7 @@ class TokenSourceKind(Enum):
     STEP_OUTPUT = "step_output"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSource:
+class TokenSource(NamedTuple):
     """Where the tokens of a row come from.
 
     Attributes:
@@ -42,8 +42,7 @@ class TokenSource:
 LITERAL: Final = TokenSource()
 
 
-@dataclass(frozen=True, slots=True)
-class WantedPosition:
+class WantedPosition(NamedTuple):
     """A position of a row whose logits are wanted.
 
     Attributes:
@@ -59,8 +58,7 @@ class WantedPosition:
     params: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRow:
+class TokenRow(NamedTuple):
     """One request's contiguous tokens in one step.
 
     Attributes:

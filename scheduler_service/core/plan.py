@@ -18,7 +18,6 @@ Cost: O(running + waiting + tokens of the rows).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
@@ -282,8 +281,7 @@ def _add_drafts(
         num_left -= count
         blocks.grow(end, count, num_held)
         params = row.wanted[0].params
-        rows[index] = replace(
-            row,
+        rows[index] = row._replace(
             token_ids=row.token_ids + drafted[:count],
             wanted=tuple(WantedPosition(i, end + i, params) for i in range(count + 1)),
             num_draft_tokens=count,

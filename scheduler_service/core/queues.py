@@ -18,6 +18,8 @@ from scheduler_service.core.request import (
 )
 
 _SLACK = 64
+# An enum is slow to iterate over.
+_PRIORITIES: Final = tuple(Priority)
 _OVERDUE: Final = -1
 
 # Of the time in which a request rises: so much earlier its order is made anew.
@@ -254,7 +256,7 @@ class WaitingQueue:
 
     def num_by_priority(self) -> dict[Priority, int]:
         """Return how many wait in each class."""
-        return dict(zip(Priority, self._counts, strict=True))
+        return dict(zip(_PRIORITIES, self._counts, strict=True))
 
     def _flow_of(self, request: Request) -> _Flow:
         return self._flows[request.client_id, int(request.priority)]

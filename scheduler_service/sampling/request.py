@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ Enough to decide all but flat rows: a full row costs milliseconds, an entry next
 _LEAST_INVERSE_TEMPERATURE: Final = 2.0**-60
 
 
-@dataclass(frozen=True, slots=True)
-class WantedStatistics:
+class WantedStatistics(NamedTuple):
     """The question for one wanted position.
 
     Attributes:
@@ -79,7 +77,7 @@ def with_runner_up(
     `choose` takes from top-K entries only as many as the parameters keep.
     """
     top_k = max(question.top_k, min(2, vocab_size, max_top_k))
-    return replace(question, statistics=question.statistics | Statistic.TOP_K, top_k=top_k)
+    return question._replace(statistics=question.statistics | Statistic.TOP_K, top_k=top_k)
 
 
 def wanted_statistics(

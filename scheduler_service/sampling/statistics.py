@@ -6,9 +6,8 @@ executor's kernels give the same bits; here they serve where a row was fetched i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntFlag
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,7 @@ class Statistic(IntFlag):
     DIGEST = 64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowStatistics:
+class RowStatistics(NamedTuple):
     """Statistics of one wanted position. What was not asked for keeps its default.
 
     Attributes:

@@ -31,6 +31,7 @@ _F32 = np.dtype("<f4")
 _U8 = np.dtype("u1")
 
 _DIGEST_BYTES = 16
+_COMPUTED = bytes([token_rows_pb2.ROW_OUTCOME_COMPUTED])
 # As plain numbers: operators of enums are slow, and these are asked for in every step.
 _TOP_K, _DIGEST = int(Statistic.TOP_K), int(Statistic.DIGEST)
 _SOURCES = {
@@ -117,6 +118,19 @@ def open_sequences(openings: Sequence[SequenceOpening]) -> pb.SessionRequest:
 def step(batch: TokenRowBatch, wanted: Sequence[WantedStatistics]) -> pb.SessionRequest:
     """Return the message of a step; `wanted` has one question for each wanted position."""
     rows = batch.rows
+    indexes: list[int] = []
+    token_ids: list[int] = []
+    has_sources = False
+    for row in rows:
+        start = len(token_ids)
+        token_ids += row.token_ids
+        indexes += [start + position.offset for position in row.wanted]
+        has_sources = has_sources or row.source.kind is not TokenSourceKind.LITERAL
+    if len(wanted) != len(indexes):
+        raise AssertionError(
+            f"[wire] each wanted position must have a question, got {len(wanted)} "
+            f"for {len(indexes)}"
+        )
     message = token_rows_pb2.Step(
         step_id=batch.step_id,
         model_id=batch.model,
@@ -125,27 +139,17 @@ def step(batch: TokenRowBatch, wanted: Sequence[WantedStatistics]) -> pb.Session
         row_generations=_pack("I", [row.generation for row in rows]),
         row_start_positions=_pack("i", [row.start_position for row in rows]),
         row_num_tokens=_pack("i", [len(row.token_ids) for row in rows]),
-        token_ids=_pack("i", [token for row in rows for token in row.token_ids]),
+        token_ids=_pack("i", token_ids),
+        wanted_token_indexes=_pack("i", indexes),
+        wanted_statistics=_pack("I", [each.statistics for each in wanted]),
+        wanted_top_k=_pack("i", [each.top_k for each in wanted]),
+        wanted_inverse_temperatures=_pack("f", [each.inverse_temperature for each in wanted]),
+        wanted_quantiles=_pack("f", [each.quantile for each in wanted]),
     )
-    if any(row.source.kind is not TokenSourceKind.LITERAL for row in rows):
-        message.row_token_sources = bytes(_SOURCES[row.source.kind] for row in rows)
+    if has_sources:
+        message.row_token_sources = bytes([_SOURCES[row.source.kind] for row in rows])
         message.row_source_steps = _pack("Q", [row.source.step_id for row in rows])
         message.row_source_wanted = _pack("i", [row.source.wanted_index for row in rows])
-    indexes: list[int] = []
-    start = 0
-    for row in rows:
-        indexes.extend(start + position.offset for position in row.wanted)
-        start += len(row.token_ids)
-    if len(wanted) != len(indexes):
-        raise AssertionError(
-            f"[wire] each wanted position must have a question, got {len(wanted)} "
-            f"for {len(indexes)}"
-        )
-    message.wanted_token_indexes = _pack("i", indexes)
-    message.wanted_statistics = _pack("I", [int(each.statistics) for each in wanted])
-    message.wanted_top_k = _pack("i", [each.top_k for each in wanted])
-    message.wanted_inverse_temperatures = _pack("f", [each.inverse_temperature for each in wanted])
-    message.wanted_quantiles = _pack("f", [each.quantile for each in wanted])
     if any(each.edits for each in wanted):
         message.edit_starts = _prefix_sums(len(each.edits) for each in wanted)
         message.edit_ids = _pack("i", [edit[0] for each in wanted for edit in each.edits])
@@ -250,6 +254,8 @@ def _row_errors(result: token_rows_pb2.StepResult, num_rows: int) -> tuple[str |
         raise WireError(
             f"[step_result] row_outcomes must have {num_rows} bytes, got {len(result.row_outcomes)}"
         )
+    if result.row_outcomes == _COMPUTED * num_rows:
+        return (None,) * num_rows
     details = iter(result.non_finite_details)
     errors: list[str | None] = []
     for outcome in result.row_outcomes:
@@ -271,9 +277,15 @@ def _statistics(
     max_logits = _numbers("max_logits", result.max_logits, "f", count)
     quantile_ids = _numbers("quantile_ids", result.quantile_ids, "i", count)
     normalizers = _numbers("normalizers", result.normalizers, "f", count)
-    starts: Sequence[int] = (0,) * (count + 1)
-    if result.top_k_starts or any(each.top_k for each in wanted):
-        starts = _numbers("top_k_starts", result.top_k_starts, "i", count + 1)
+    if not any(each.top_k for each in wanted):
+        # As in nearly all steps.
+        return tuple(
+            [
+                RowStatistics(vocab_size, *numbers)
+                for numbers in zip(argmax_ids, max_logits, quantile_ids, normalizers, strict=True)
+            ]
+        )
+    starts = _numbers("top_k_starts", result.top_k_starts, "i", count + 1)
     ids = _unpack("top_k_ids", result.top_k_ids, _I32, starts[-1])
     logits = _unpack("top_k_logits", result.top_k_logits, _F32, starts[-1])
     weights = _unpack("top_k_weights", result.top_k_weights, _F32, starts[-1])
