@@ -216,7 +216,7 @@ class Metrics:
 
         `total_ns` is the time from the step's arrival to its answer.
         """
-        if any(answer is each for each in self._last_answers):
+        if answer in self._last_answers:  # compared by identity
             return
         self._last_answers.append(answer)
         self._steps[answer.outcome].inc()

@@ -342,7 +342,10 @@ def logits_fetched(step_id: int, logits: bytes) -> service_pb.SessionResponse:
 
 
 def _bytes(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
-    return values.astype(dtype, copy=False).tobytes()
+    # Nearly always it is: native types are one object each.
+    if values.dtype is not dtype:
+        values = values.astype(dtype)
+    return values.tobytes()
 
 
 # Steps of one size dispatch the same kernels.

@@ -32,6 +32,8 @@ _KEPT = np.uint32(Stat.FULL_ROW | Stat.TOP_K)
 _ARGMAX, _QUANTILE = np.uint32(Stat.ARGMAX), np.uint32(Stat.QUANTILE)
 _DIGEST = np.uint32(Stat.DIGEST)
 _NO_TOKEN = np.int32(-1)
+_NO_LOGITS = np.zeros(0, np.float32)
+_NO_LOGITS.setflags(write=False)
 _COMPUTED, _NON_FINITE = np.uint8(RowOutcome.COMPUTED), np.uint8(RowOutcome.NON_FINITE)
 
 
@@ -181,7 +183,7 @@ def _kept(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
 
 def _named_logits(request: StepRequest, logits: Float32) -> Float32:
     if not len(request.named_ids):
-        return np.zeros(0, np.float32)
+        return _NO_LOGITS
     rows = np.repeat(np.arange(len(request.wanted)), np.diff(request.named_starts))
     return np.asarray(logits[rows, request.named_ids], np.float32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ _TOP_K, _NAMED = np.uint32(Stat.TOP_K), np.uint32(Stat.NAMED)
 _LITERAL, _STEP_OUTPUT = np.uint8(Source.LITERAL), np.uint8(Source.STEP_OUTPUT)
 _OUTPUT: Final = int(Source.STEP_OUTPUT)
 # What stays as it is while the same requests decode; `wire.read_step` then gives the same arrays.
-_STEADY: Final = (
+_STEADY: Final = operator.attrgetter(
     "sequence_ids", "num_tokens", "sources", "wanted", "statistics", "top_k",
     "inverse_temperatures", "named_starts", "named_ids", "edit_starts", "edit_ids", "edit_values",
 )  # fmt: skip
@@ -51,9 +52,8 @@ class StepChecker:
         last, limits = self._last, self._limits
         if last is None or len(request.token_ids) != len(last.token_ids) or len(request.released):
             return False
-        for name in _STEADY:
-            if getattr(request, name) is not getattr(last, name):
-                return False
+        if not all(map(operator.is_, _STEADY(request), _STEADY(last))):
+            return False
         starts, tokens = request.start_positions.tolist(), request.token_ids.tolist()
         return (
             request.step_id >= 1
@@ -69,7 +69,7 @@ class StepChecker:
 
 
 def _is_frozen(request: StepRequest) -> bool:
-    return not any(getattr(request, name).flags.writeable for name in _STEADY)
+    return not any(array.flags.writeable for array in _STEADY(request))
 
 
 def check_step(request: StepRequest, limits: Limits) -> None:
