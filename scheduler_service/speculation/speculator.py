@@ -18,7 +18,7 @@ from scheduler_service.speculation.draft_costs import DraftCosts
 from scheduler_service.speculation.draft_model import DraftModelProposer
 from scheduler_service.speculation.draft_work import DraftReply, DraftRow, DraftWork
 from scheduler_service.speculation.forecast import Forecast
-from scheduler_service.speculation.proposer import Proposal, Proposer, ProposerKind
+from scheduler_service.speculation.proposer import NO_PROPOSAL, Proposal, Proposer, ProposerKind
 
 MAX_DRAFT_TOKENS: Final = 16
 """Most drafted tokens of a row that can be asked for."""
@@ -79,6 +79,8 @@ class Speculator:
         self._made: dict[SequenceId, list[Proposal]] = {}
         self._proposals: dict[SequenceId, Proposal] = {}
         self._forecast: Forecast | None = None
+        # What the proposer said last of each sequence, and of how many known tokens.
+        self._looked_up: dict[SequenceId, tuple[tuple[int, int], Proposal]] = {}
         # Whether drafts of that step were looked for, and kept out by accounts alone.
         self._has_looked = self._is_held_back = False
         self._prospects = Prospects()
@@ -142,10 +144,9 @@ class Speculator:
             if num_left < 1 or not request.takes_drafts or not model.can_draft(request):
                 continue
             most = min(self._max_draft_tokens, num_left)
-            if self._proposer is not None:
-                found = self._proposer.propose(request, most)
-                if self._controller.prefers_lookup(sequence_id, found):
-                    continue
+            found = self._look_up(request, most)
+            if self._controller.prefers_lookup(sequence_id, found):
+                continue
             candidates[sequence_id] = Candidate(most, model.num_missing(request))
         return candidates
 
@@ -270,10 +271,10 @@ class Speculator:
         if forecast is None or not forecast.decoding or forecast.num_room < 1:
             return False
         step = forecast.step(tuple(forecast.decoding))
-        return self._would_ask(forecast, step) or (
+        return (
             self._prospects.gain * step.plain_seconds > step.ahead_seconds
             and (self._prospects.has_found or self._controller.may_wait(step))
-        )
+        ) or self._would_ask(forecast, step)
 
     def _would_ask(self, forecast: Forecast, step: PlainStep) -> bool:
         """Return whether the draft model would be asked for the step in flight."""
@@ -288,13 +289,25 @@ class Speculator:
 
     def _propose(self, sequence_id: SequenceId, request: Request, most: int) -> None:
         """Note what the proposers have; that of the draft model was asked for with reason."""
-        for proposer in (self._proposer, self._draft_model):
-            if proposer is None:
-                continue
-            proposal = proposer.propose(request, most)
+        proposals = [self._look_up(request, most)]
+        if self._draft_model is not None:
+            proposals.append(self._draft_model.propose(request, most))
+        for proposal in proposals:
             if proposal.token_ids:
                 self._made.setdefault(sequence_id, []).append(proposal)
                 self._proposals[sequence_id] = proposal
+
+    def _look_up(self, request: Request, most: int) -> Proposal:
+        """Return what the proposer has, which is asked once for the same known tokens."""
+        if self._proposer is None:
+            return NO_PROPOSAL
+        asked = (request.num_tokens, most)
+        known = self._looked_up.get(request.sequence_id)
+        if known is not None and known[0] == asked:
+            return known[1]
+        found = self._proposer.propose(request, most)
+        self._looked_up[request.sequence_id] = (asked, found)
+        return found
 
     def learn(
         self,
@@ -353,6 +366,7 @@ class Speculator:
             for proposer in (self._proposer, self._draft_model):
                 if proposer is not None:
                     proposer.forget(sequence_id)
+            self._looked_up.pop(sequence_id, None)
             self._controller.forget(sequence_id)
         self._known &= live
 
