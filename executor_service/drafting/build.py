@@ -145,16 +145,7 @@ def build_draft(
     )
     return DraftModel(
         drafter=drafter,
-        description=ModelDescription(
-            model_id=model.model_id,
-            architecture=model.config.architecture,
-            numeric_class=key.numeric_class,
-            weights_digest=model.weights_digest,
-            num_parameters=model.num_parameters,
-            source=model.source,
-            block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-        ),
+        description=ModelDescription.of(model, key),
         limits=limits,
         profile=profile,
         backend=backend,

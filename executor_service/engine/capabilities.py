@@ -11,13 +11,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from executor_service.engine.backends import BLOCK_SIZE
 from executor_service.engine.profile import Profile
 from isobatch_kernels.kernel_policy import KernelPolicy
 
 if TYPE_CHECKING:
+    from executor_service.engine.profile_store import ProfileKey
     from executor_service.engine.step_request import Limits
     from executor_service.models.checkpoint import TokenizerData
     from executor_service.models.config import ModelConfig
+    from executor_service.models.load import LoadedModel
 
 # Contract version 1, fp16 keys and values (docs/numerics.md section 6).
 CLASS_FORMAT: Final = "X1.1-a{activation_bits}-kvf16-rope{rope_digest}"
@@ -58,6 +61,20 @@ class ModelDescription:
     source: str
     block_size: int
     num_blocks: int
+
+    @classmethod
+    def of(cls, model: LoadedModel, key: ProfileKey) -> ModelDescription:
+        """Describe a model as it was built: `key` names its class and its blocks."""
+        return cls(
+            model_id=model.model_id,
+            architecture=model.config.architecture,
+            numeric_class=key.numeric_class,
+            weights_digest=model.weights_digest,
+            num_parameters=model.num_parameters,
+            source=model.source,
+            block_size=BLOCK_SIZE,
+            num_blocks=key.num_blocks,
+        )
 
 
 @dataclass(frozen=True, slots=True)

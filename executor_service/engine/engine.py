@@ -195,16 +195,7 @@ def build_engine(
             may_measure=may_measure,
         )
     capabilities = Capabilities(
-        model=ModelDescription(
-            model_id=model.model_id,
-            architecture=model.config.architecture,
-            numeric_class=key.numeric_class,
-            weights_digest=model.weights_digest,
-            num_parameters=model.num_parameters,
-            source=model.source,
-            block_size=BLOCK_SIZE,
-            num_blocks=blocks,
-        ),
+        model=ModelDescription.of(model, key),
         tokenizer=model.tokenizer,
         limits=limits,
         build=Build(
