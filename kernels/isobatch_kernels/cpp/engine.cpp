@@ -249,9 +249,11 @@ void Engine::prepare_step(const StepArrays& step) {
   }
   prepare_float_rows(step);
   for (size_t i = 0; i < 2 * ops_.size(); i++) counters_[i].reset();
+  zeroing_.reset();
 }
 
 void Engine::finish_step(const StepArrays& step) {
+  to_zero_.clear();
   for (int i = 0; i < step.wanted_count; i++) {
     uint32_t& token = non_finite_[step.wanted[i]];
     if (token == 0) token = wanted_non_finite_[i];
@@ -267,6 +269,7 @@ void Engine::finish_step(const StepArrays& step) {
 
 void Engine::run_thread(int thread) {
   ScopedFloatMode mode(flush_subnormals_);
+  zero_shared();
   for (int i = 0; i < (int)ops_.size(); i++) {
     if (thread == 0 && ops_[i].kind == OpKind::kRowStatistics) statistics_start_ = now_ns();
     run_op(i, thread);
@@ -278,18 +281,38 @@ void Engine::zero_blocks(const int32_t* blocks, int count) {
   for (int i = 0; i < count; i++) {
     require(blocks[i] >= 0 && blocks[i] < config_.num_blocks, "block ids must lie in the pool, got " + std::to_string(blocks[i]));
   }
-  for (int i = 0; i < count; i++) kv_.zero_block(blocks[i]);
+  // A caller that computes nothing does not make the list grow for ever.
+  if (to_zero_.size() + count > (size_t)config_.num_blocks) zero_now();
+  to_zero_.insert(to_zero_.end(), blocks, blocks + count);
+}
+
+// From every thread of a step, before its first op.
+void Engine::zero_shared() {
+  const int layers = kv_.layers(), total = (int)to_zero_.size() * layers;
+  if (total == 0) return;
+  pool_.share(zeroing_, total, piece(total), [&](int begin, int end) {
+    for (int i = begin; i < end; i++) kv_.zero_block(to_zero_[i / layers], i % layers);
+  });
+}
+
+void Engine::zero_now() {
+  for (int32_t block : to_zero_) {
+    for (int layer = 0; layer < kv_.layers(); layer++) kv_.zero_block(block, layer);
+  }
+  to_zero_.clear();
 }
 
 void Engine::read_block(int block, uint16_t* out) {
   std::lock_guard<std::mutex> lock(running_);
   require(block >= 0 && block < config_.num_blocks, "block ids must lie in the pool, got " + std::to_string(block));
+  zero_now();
   kv_.read_block(block, out);
 }
 
 void Engine::write_block(int block, const uint16_t* in) {
   std::lock_guard<std::mutex> lock(running_);
   require(block >= 0 && block < config_.num_blocks, "block ids must lie in the pool, got " + std::to_string(block));
+  zero_now();
   kv_.write_block(block, in);
 }
 

@@ -82,6 +82,7 @@ class Engine {
   // Logits of the last step, (wanted, vocab_size); null when the program makes none.
   const float* logits() const { return logits_ < 0 ? nullptr : buffers_[logits_].values.as<float>(); }
 
+  // Clears blocks before anybody can see them: the next step does it, on all its threads.
   void zero_blocks(const int32_t* blocks, int count);
   void read_block(int block, uint16_t* out);
   void write_block(int block, const uint16_t* in);
@@ -110,6 +111,8 @@ class Engine {
   void check_linear(const Op& op) const;
   void prepare_step(const StepArrays& step);
   void finish_step(const StepArrays& step);
+  void zero_shared();
+  void zero_now();
   void run_thread(int thread);
   void run_op(int index, int thread);
   void embed(const Op& op, WorkCounter& work);
@@ -145,6 +148,8 @@ class Engine {
   bool flush_subnormals_ = false;
   std::vector<PanelLimit> panel_limits_;
   std::mutex running_;
+  std::vector<int32_t> to_zero_;  // blocks that are still to be cleared
+  WorkCounter zeroing_;
 
   // State of the step in progress.
   StepArrays step_;

@@ -25,12 +25,11 @@ uint16_t* KvPool::place(size_t bytes, int num_arrays) {
   return memory_.back().as<uint16_t>() + shift / sizeof(uint16_t);
 }
 
-void KvPool::zero_block(int block) {
-  for (const KvView& view : views_) {
-    const size_t stride = view.block_stride();
-    std::memset(view.keys + block * stride, 0, stride * sizeof(uint16_t));
-    std::memset(view.values + block * stride, 0, stride * sizeof(uint16_t));
-  }
+void KvPool::zero_block(int block, int layer) {
+  const KvView& view = views_[layer];
+  const size_t stride = view.block_stride();
+  std::memset(view.keys + block * stride, 0, stride * sizeof(uint16_t));
+  std::memset(view.values + block * stride, 0, stride * sizeof(uint16_t));
 }
 
 void KvPool::read_block(int block, uint16_t* out) const {

@@ -12,8 +12,8 @@ class KvPool {
 
   const KvView& layer(int index) const { return views_[index]; }
   int layers() const { return (int)views_.size(); }
-  // Clears keys and values of a block in every layer.
-  void zero_block(int block);
+  // Clears keys and values of a block in one layer.
+  void zero_block(int block, int layer);
   // Writes (layers, 2, num_kv_heads, block_size, head_dim) fp16 bits, keys then values.
   void read_block(int block, uint16_t* out) const;
   // Writes a block of every layer from such bits.

@@ -129,6 +129,41 @@ def test_blocks_are_zeroed_and_read_back() -> None:
             call(64)
 
 
+def test_the_next_step_clears_blocks_before_it_writes_there() -> None:
+    """Also one that follows a step that was refused."""
+    backend = make_backend(PROGRAM, FASTEST)
+    backend.run(make_step([Row([1] * 32, 0, (4, 9))]))
+    kept = backend.read_block(9)
+    backend.zero_blocks(np.array([4, 4], np.int32))
+    with pytest.raises(ValueError, match="block ids must lie in the pool"):
+        backend.run(make_step([Row([1], 0, (64,))]))
+    backend.run(make_step([Row([1], 0, (4,))]))
+    block = backend.read_block(4)
+    assert block[:, :, :, :1].any(axis=(2, 4)).all()
+    assert not block[:, :, :, 1:].any()
+    assert (backend.read_block(9) == kept).all()
+
+
+def test_what_is_put_in_a_cleared_block_stays() -> None:
+    backend = make_backend(PROGRAM, FASTEST)
+    backend.run(make_step([Row([1] * 16, 0, (4,))]))
+    kept = backend.read_block(4)
+    backend.zero_blocks(np.array([7], np.int32))
+    backend.write_block(7, kept)
+    backend.run(make_step([Row([2], 0, (5,))]))
+    assert (backend.read_block(7) == kept).all()
+
+
+def test_blocks_may_be_cleared_for_ever_without_a_step() -> None:
+    """More than the pool has, one at a time."""
+    backend = make_backend(PROGRAM, FASTEST)
+    backend.run(make_step([Row([1] * 16, 0, (4,))]))
+    for block in (*range(64), *range(64)):
+        backend.zero_blocks(np.array([block], np.int32))
+    backend.run(make_step([Row([2], 0, (5,))]))
+    assert not backend.read_block(4).any()
+
+
 def test_a_block_is_put_back_in_another_place() -> None:
     """The next step reads it there, and its results are those of the place it came from."""
     backend = make_backend(PROGRAM, FASTEST)
