@@ -90,6 +90,21 @@ class StepCosts:
         weight, total = self._mean(num_tokens)
         return (total + _CURVE_WEIGHT * expected) / (weight + _CURVE_WEIGHT)
 
+    def seconds_beyond(self, num_plain: int, num_tokens: int, curve: StepSeconds) -> float:
+        """Return the expected time of a step of `num_plain` tokens that has `num_tokens` with drafts.
+
+        The former are run all the time and the latter seldom: where they take longer than the curve
+        says, so will these, and more tokens are never cheaper. Else a draft would seem to cost
+        nothing whenever other work slows the machine, for as long as the pace takes to follow.
+        """
+        plain = self.seconds(num_plain, curve)
+        by_curve = curve(num_plain)
+        if num_tokens <= num_plain or by_curve <= 0:
+            return self.seconds(num_tokens, curve)
+        expected = plain * curve(num_tokens) / by_curve
+        weight, total = self._mean(num_tokens)
+        return max(plain, (total + _CURVE_WEIGHT * expected) / (weight + _CURVE_WEIGHT))
+
     def ahead_seconds(self, num_rows: int, curve: StepSeconds) -> float:
         """Return what a step of so many rows saves when it is sent ahead of an answer."""
         return self._saving.share(num_rows) * self.seconds(num_rows, curve)

@@ -76,7 +76,7 @@ class Forecast:
     def _seconds(self, num_rows: int) -> float:
         prompts = self._prompts
         if not prompts.num_prompt_tokens:
-            return self._costs.seconds(num_rows, self.curve)
+            return self._costs.seconds_beyond(len(self.decoding), num_rows, self.curve)
         num_tokens = num_rows + prompts.num_prompt_tokens
         if not self._curve:
             return self._costs.pace * assumed_curve(num_tokens)

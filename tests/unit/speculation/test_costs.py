@@ -64,3 +64,23 @@ def test_a_curve_without_points_is_not_divided_by() -> None:
     costs = StepCosts()
     costs.observe(1, 1.0, lambda n: 0.0)
     assert costs.seconds(1, lambda n: 0.0) == 0.0
+
+
+def test_a_machine_that_has_just_become_slower_makes_no_draft_cheap() -> None:
+    """Steps without drafts show it at once; those with drafts are not run meanwhile."""
+    costs = StepCosts()
+    for _ in range(40):
+        costs.observe(1, 1.0, assumed_curve)
+    for _ in range(10):
+        costs.observe(4, 2 * 1.375, assumed_curve)
+    alone = costs.seconds(4, assumed_curve)
+    assert costs.seconds(5, assumed_curve) < alone
+    assert costs.seconds_beyond(4, 4, assumed_curve) == alone
+    assert costs.seconds_beyond(4, 5, assumed_curve) == pytest.approx(alone * 1.5 / 1.375)
+    # What was seen of them counts as well, but never for less than nothing.
+    for _ in range(5):
+        costs.observe(5, 0.1, assumed_curve)
+    assert costs.seconds_beyond(4, 5, assumed_curve) == costs.seconds(4, assumed_curve)
+    for _ in range(100):
+        costs.observe(5, 9.0, assumed_curve)
+    assert costs.seconds_beyond(4, 5, assumed_curve) == pytest.approx(9.0, rel=0.1)
