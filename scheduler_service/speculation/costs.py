@@ -91,7 +91,7 @@ class StepCosts:
         return (total + _CURVE_WEIGHT * expected) / (weight + _CURVE_WEIGHT)
 
     def seconds_beyond(self, num_plain: int, num_tokens: int, curve: StepSeconds) -> float:
-        """Return the expected time of a step of `num_plain` tokens that has `num_tokens` with drafts.
+        """Return the expected time of a step of `num_plain` tokens, of `num_tokens` with drafts.
 
         The former are run all the time and the latter seldom: where they take longer than the curve
         says, so will these, and more tokens are never cheaper. Else a draft would seem to cost
