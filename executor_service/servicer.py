@@ -13,6 +13,7 @@ from executor_service.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     SessionFencedError,
+    StaleEpochError,
 )
 from executor_service.servicer_stream import SessionStream
 from executor_service.statuses import abort
@@ -119,9 +120,14 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
 
     async def _start(self, start: pb.StartSession) -> tuple[int, pb.SessionResponse]:
         session = self._host.engine.session
-        ticket, counts = await self._host.run(
-            lambda: (session.start(start.scheduler_epoch), session.occupancy())
-        )
+        try:
+            ticket, counts = await self._host.run(
+                lambda: (session.start(start.scheduler_epoch), session.occupancy())
+            )
+        except StaleEpochError as error:
+            # Whoever was replaced may come back once nobody else is there.
+            error.metadata["has_session"] = "true" if self._host.gate.is_taken else "false"
+            raise
         self._host.metrics.observe_occupancy(counts)
         started = pb.SessionStarted(
             executor_epoch=self._host.executor_epoch, kv_occupancy=wire.occupancy(counts)

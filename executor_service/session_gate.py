@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from executor_service.errors import ExecutorError
+
+# How long after its stream broke a scheduler is expected back; it tries again within a second.
+RESUME_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +29,12 @@ class SessionGate:
 
     def __init__(self) -> None:
         self._live: LiveStream | None = None
+        self._left_at = -math.inf
+
+    @property
+    def is_taken(self) -> bool:
+        """True while a stream is live, and shortly after one has ended by itself."""
+        return self._live is not None or time.monotonic() - self._left_at < RESUME_SECONDS
 
     @property
     def live(self) -> LiveStream | None:
@@ -44,6 +54,7 @@ class SessionGate:
         """Forget a stream that has ended."""
         if self._live is stream:
             self._live = None
+            self._left_at = time.monotonic()
 
     def end(self, reason: ExecutorError) -> None:
         """End the live stream with `reason`, which its handler finds in `ended_by`."""

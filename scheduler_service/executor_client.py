@@ -67,11 +67,15 @@ class SessionRefusedError(Exception):
 
 
 class StaleEpochError(SessionRefusedError):
-    """The executor has had a session of a higher epoch, `last_epoch`; 0 where it does not say."""
+    """The executor has had a session of a higher epoch, `last_epoch`; 0 where it does not say.
 
-    def __init__(self, message: str, last_epoch: int) -> None:
+    `is_taken` is False where it says that nobody has that session any more.
+    """
+
+    def __init__(self, message: str, last_epoch: int, *, is_taken: bool) -> None:
         super().__init__(message)
         self.last_epoch = last_epoch
+        self.is_taken = is_taken
 
 
 # Generic in the stubs alone.
@@ -200,7 +204,11 @@ def _classify(
     info = _error_info(trailers or ())
     if info.reason == "STALE_EPOCH":
         last = info.metadata.get("scheduler_epoch", "")
-        return StaleEpochError(message, int(last) if last.isdecimal() else 0)
+        return StaleEpochError(
+            message,
+            int(last) if last.isdecimal() else 0,
+            is_taken=info.metadata.get("has_session", "true") != "false",
+        )
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT,
                 grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # fmt: skip
         return SessionRefusedError(message)
@@ -241,17 +249,18 @@ class ExecutorClient:
 
         A scheduler that has just started takes over from any other, also where the clock was set
         back meanwhile: it goes above the epoch that the executor knows. One that has had a session
-        does not, so that two of them never take the executor from each other for ever.
+        does so only once the other is gone, so that two of them never take the executor from each
+        other for ever.
         """
         try:
             try:
                 session = await self._open_channel(resume)
             except StaleEpochError as error:
-                if self._has_had_session or not error.last_epoch:
+                if (self._has_had_session and error.is_taken) or not error.last_epoch:
                     raise
                 # Far enough that the other one does not come to the same when it counts on.
                 self._last_epoch = error.last_epoch + _LEAST_GAP + secrets.randbits(_GAP_BITS)
-                session = await self._open_channel(resume)
+                session = await self._open_channel(None)
         except (
             grpc.aio.AioRpcError,
             SessionLostError,

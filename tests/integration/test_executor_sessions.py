@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from executor_service import session_gate
 from isobatch.executor.v1 import capabilities_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
 from isobatch.executor.v1 import provenance_pb2 as provenance_pb
 from isobatch.executor.v1 import token_rows_pb2 as rows_pb
-from scheduler_service.executor_client import ExecutorClient
+from scheduler_service.executor_client import ExecutorClient, ExecutorUnavailableError
 from tests.support.executor_harness import (
     Harness,
     SessionClient,
@@ -216,6 +217,29 @@ async def test_an_older_session_is_refused_and_disturbs_nobody(harness: Harness)
         assert reason_of(raised.value) == "STALE_EPOCH"
         result = await live.step(step_message(1, [(1, (5,), 0)]))
         assert _ids(result.argmax_ids) == [_argmax(5)]
+
+
+async def test_a_replaced_scheduler_comes_back_once_the_other_has_been_gone_for_a_while(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its stream lives or may be resumed, the other one is left alone."""
+    old, new = (ExecutorClient(f"unix:{harness.socket}") for _ in range(2))
+    first, second = await old.connect(), await new.connect()
+    with pytest.raises(ExecutorUnavailableError, match="scheduler_epoch must be at least"):
+        await old.connect(first)
+    await second.close()
+    with pytest.raises(ExecutorUnavailableError, match="scheduler_epoch must be at least"):
+        await old.connect(first)
+    monkeypatch.setattr(session_gate, "RESUME_SECONDS", 0.0)
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(ExecutorUnavailableError):
+                third = await old.connect(first)
+                break
+            await asyncio.sleep(0.01)
+    assert third.scheduler_epoch > second.scheduler_epoch
+    for each in (first, third):
+        await each.close()
 
 
 async def test_a_scheduler_whose_clock_was_set_back_takes_over(harness: Harness) -> None:

@@ -1,6 +1,7 @@
 """The executor goes away in every way it can; streams go on with the tokens they would have had."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -12,7 +13,11 @@ from isobatch.executor.v1 import token_rows_pb2
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from scheduler_service.core import SamplingParams
-from scheduler_service.executor_client import ExecutorClient, ExecutorUnavailableError
+from scheduler_service.executor_client import (
+    ExecutorClient,
+    ExecutorSession,
+    ExecutorUnavailableError,
+)
 from tests.support.fake_executor import DropSession, FakeExecutor
 from tests.support.scheduler_harness import Harness, collect, running, socket_folder, until
 from tests.support.tiny_tokenizer import vocab_size
@@ -213,7 +218,7 @@ async def test_a_refusal_for_want_of_blocks_preempts_and_goes_on() -> None:
         assert harness.metric("preemptions_total", reason="capacity") > 0
 
 
-async def test_a_later_scheduler_takes_over_and_the_earlier_gives_up() -> None:
+async def test_a_later_scheduler_takes_over_and_the_earlier_waits_until_it_is_gone() -> None:
     executor = FakeExecutor(step_seconds=0.001)
     async with running(executor, recovery_deadline_seconds=0.1) as earlier:
         call = earlier.generate(text="mine", stopping=STOPPING)
@@ -226,6 +231,8 @@ async def test_a_later_scheduler_takes_over_and_the_earlier_gives_up() -> None:
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await earlier.wait_serving(False)
             await _stream(later, 12)
+        await earlier.wait_serving()
+        await _stream(earlier, 13)
 
 
 async def test_a_clock_that_was_set_back_keeps_no_scheduler_out() -> None:
@@ -236,7 +243,7 @@ async def test_a_clock_that_was_set_back_keeps_no_scheduler_out() -> None:
         assert harness.executor.scheduler_epoch > ahead + 1
 
 
-async def test_a_scheduler_that_was_replaced_does_not_come_back() -> None:
+async def test_a_scheduler_that_was_replaced_comes_back_only_once_the_other_is_gone() -> None:
     """Not even with the epoch that follows its own, and the new one keeps its session."""
     executor = FakeExecutor()
     with socket_folder() as folder:
@@ -250,5 +257,20 @@ async def test_a_scheduler_that_was_replaced_does_not_come_back() -> None:
                 with pytest.raises(ExecutorUnavailableError, match="FAILED_PRECONDITION"):
                     await old.connect()
             assert first.scheduler_epoch < second.scheduler_epoch == executor.scheduler_epoch
+            with pytest.raises(ExecutorUnavailableError, match="FAILED_PRECONDITION"):
+                await old.connect(first)
             await first.close()
             await second.close()
+            third = await _until_connected(old, first)
+            assert third.scheduler_epoch > second.scheduler_epoch
+            with pytest.raises(ExecutorUnavailableError, match="FAILED_PRECONDITION"):
+                await new.connect(second)
+            await third.close()
+
+
+async def _until_connected(client: ExecutorClient, resume: ExecutorSession) -> ExecutorSession:
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(ExecutorUnavailableError):
+                return await client.connect(resume)
+            await asyncio.sleep(0.01)

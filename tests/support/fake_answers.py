@@ -45,11 +45,10 @@ def pack_statistics(
     )
 
 
-async def abort_stale(context: Any, last_epoch: int) -> None:
+async def abort_stale(context: Any, last_epoch: int, *, has_session: bool) -> None:
     """Refuse a session as the contract says, naming the epoch that is too high for it."""
-    info = error_details_pb2.ErrorInfo(
-        reason="STALE_EPOCH", domain="isobatch", metadata={"scheduler_epoch": str(last_epoch)}
-    )
+    metadata = {"scheduler_epoch": str(last_epoch), "has_session": str(has_session).lower()}
+    info = error_details_pb2.ErrorInfo(reason="STALE_EPOCH", domain="isobatch", metadata=metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
     status = status_pb2.Status(code=9, message="stale", details=[detail])

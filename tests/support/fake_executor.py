@@ -80,6 +80,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     # The last answers, the latest one last.
     _kept: deque[KeptAnswer] = field(default_factory=lambda: deque(maxlen=2))
     _fence: asyncio.Event = field(default_factory=asyncio.Event)
+    _live: set[asyncio.Event] = field(default_factory=set)
     _blocks: FakePrefixCache = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,9 +193,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "start must come first")
         epoch = first.start.scheduler_epoch
         if epoch < self.scheduler_epoch:
-            await abort_stale(context, self.scheduler_epoch)
+            await abort_stale(context, self.scheduler_epoch, has_session=bool(self._live))
         self._fence.set()
         fence = self._fence = asyncio.Event()
+        self._live.add(fence)
+        context.add_done_callback(lambda _: self._live.discard(fence))  # type: ignore[arg-type]
         # The same epoch again goes on where its last session broke off.
         if epoch > self.scheduler_epoch:
             self._forget()

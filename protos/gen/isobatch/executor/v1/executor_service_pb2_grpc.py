@@ -81,7 +81,9 @@ class ExecutorServiceServicer:
         Release, applied in the order in which they arrive. Exactly one session is
         live: a session of a higher scheduler epoch fences the old one, which ends
         with ABORTED (reason SESSION_FENCED); a lower epoch is refused with
-        FAILED_PRECONDITION (reason STALE_EPOCH).
+        FAILED_PRECONDITION (reason STALE_EPOCH; its metadata has the last
+        scheduler_epoch, and has_session "false" once nobody has had that session
+        for some seconds, so that a scheduler that was replaced may go above it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

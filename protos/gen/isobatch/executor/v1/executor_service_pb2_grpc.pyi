@@ -48,7 +48,9 @@ class ExecutorServiceStub:
     Release, applied in the order in which they arrive. Exactly one session is
     live: a session of a higher scheduler epoch fences the old one, which ends
     with ABORTED (reason SESSION_FENCED); a lower epoch is refused with
-    FAILED_PRECONDITION (reason STALE_EPOCH).
+    FAILED_PRECONDITION (reason STALE_EPOCH; its metadata has the last
+    scheduler_epoch, and has_session "false" once nobody has had that session
+    for some seconds, so that a scheduler that was replaced may go above it).
     """
     GetProvenance: _grpc.UnaryUnaryMultiCallable[_provenance_pb2.GetProvenanceRequest, _provenance_pb2.GetProvenanceResponse]
     """GetProvenance says who wrote cached keys and values. It changes nothing,
@@ -69,7 +71,9 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     Release, applied in the order in which they arrive. Exactly one session is
     live: a session of a higher scheduler epoch fences the old one, which ends
     with ABORTED (reason SESSION_FENCED); a lower epoch is refused with
-    FAILED_PRECONDITION (reason STALE_EPOCH).
+    FAILED_PRECONDITION (reason STALE_EPOCH; its metadata has the last
+    scheduler_epoch, and has_session "false" once nobody has had that session
+    for some seconds, so that a scheduler that was replaced may go above it).
     """
     GetProvenance: _aio.UnaryUnaryMultiCallable[_provenance_pb2.GetProvenanceRequest, _provenance_pb2.GetProvenanceResponse]  # type: ignore[assignment]
     """GetProvenance says who wrote cached keys and values. It changes nothing,
@@ -105,7 +109,9 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         Release, applied in the order in which they arrive. Exactly one session is
         live: a session of a higher scheduler epoch fences the old one, which ends
         with ABORTED (reason SESSION_FENCED); a lower epoch is refused with
-        FAILED_PRECONDITION (reason STALE_EPOCH).
+        FAILED_PRECONDITION (reason STALE_EPOCH; its metadata has the last
+        scheduler_epoch, and has_session "false" once nobody has had that session
+        for some seconds, so that a scheduler that was replaced may go above it).
         """
 
     @_abc_1.abstractmethod
