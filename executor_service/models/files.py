@@ -30,6 +30,18 @@ def mapped(path: Path) -> Iterator[memoryview]:
             yield view
 
 
+def read_text(path: Path) -> str:
+    """Read a file of UTF-8; raises ModelError."""
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ModelError(
+            f"[model] the file must be readable, got {error.strerror}: {path}"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"[model] the file must be UTF-8, got {error}: {path}") from error
+
+
 def read_json(path: Path) -> dict[str, object]:
     """Read a JSON object; raises ModelError."""
     try:

@@ -28,6 +28,7 @@ INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
 
+_LONGEST_NAME: Final = 200  # characters; far above any, and below what a file system refuses
 _TOP_NAMES: Final = {"model.embed_tokens": "embed", "model.norm": "norm", "lm_head": "head"}
 _LAYER_NAMES: Final = {
     "input_layernorm": "attention_norm",
@@ -97,9 +98,9 @@ def weight_files(path: Path) -> list[Path]:
             raise ModelError(f"[safetensors] weight_map must name files, got nothing: {index}")
         names = sorted({str(name) for name in mapping.values()})
         for name in names:
-            if name in (".", "..") or "/" in name or "\\" in name:
+            if name in (".", "..") or "/" in name or "\\" in name or len(name) > _LONGEST_NAME:
                 raise ModelError(
-                    f"[safetensors] weight_map must name files here, got {name}: {index}"
+                    f"[safetensors] weight_map must name files here, got {name:.80}: {index}"
                 )
         files = [path / name for name in names]
     elif (path / SINGLE_NAME).is_file():

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from executor_service.errors import ModelError
 from executor_service.models.checkpoint import TokenizerData
-from executor_service.models.files import read_json
+from executor_service.models.files import read_json, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,11 +83,13 @@ def _chat_template(path: Path, settings: Json) -> str:
     """Return the template: a file of its own, one string, or the list's entry named default."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        return read_text(file)
     value = settings.get("chat_template")
     if isinstance(value, list):
         named = {
-            entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)
+            str(entry.get("name")): entry.get("template")
+            for entry in value
+            if isinstance(entry, dict)
         }
         value = named.get("default")
     return value if isinstance(value, str) else ""

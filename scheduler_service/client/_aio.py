@@ -14,7 +14,12 @@ from isobatch.scheduler.v1 import scheduler_service_pb2, scheduler_service_pb2_g
 from scheduler_service import runtime_paths
 from scheduler_service.client import _convert
 from scheduler_service.client._assembly import Assembly
-from scheduler_service.client._channel import Backoff, channel_options, no_connection
+from scheduler_service.client._channel import (
+    Backoff,
+    channel_options,
+    deadline_after,
+    no_connection,
+)
 from scheduler_service.client._errors import (
     FirstTokenTimeoutError,
     RequestCancelledError,
@@ -234,7 +239,7 @@ class AsyncClient:
         )
         await self.connect()
         clock = asyncio.get_running_loop().time
-        deadline = None if timeout is None else clock() + timeout
+        deadline = deadline_after(timeout, clock())
 
         def start(message: scheduler_service_pb2.GenerateRequest) -> Any:
             left = None if deadline is None else max(0.0, deadline - clock())
@@ -339,7 +344,7 @@ class AsyncClient:
         await self.connect()
         backoff = Backoff(self._retry_seconds)
         clock = asyncio.get_running_loop().time
-        deadline = None if timeout is None else clock() + timeout
+        deadline = deadline_after(timeout, clock())
         while True:
             left = None if deadline is None else max(0.0, deadline - clock())
             try:

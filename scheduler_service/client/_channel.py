@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Final
 
-from scheduler_service.client._errors import IsobatchError, UnavailableError
+from scheduler_service.client._errors import InvalidRequestError, IsobatchError, UnavailableError
 
 SERVICE_NAME: Final = "isobatch.scheduler.v1.SchedulerService"
 HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
 
 _MAX_MESSAGE_BYTES: Final = 64 << 20
+
+# gRPC counts nanoseconds in 64 bits: a deadline that does not fit would be one that has passed.
+_LONGEST_SECONDS: Final = 1e9
 
 ChannelOptions = list[tuple[str, str | int]]
 
@@ -71,6 +75,18 @@ def no_connection(address: str, timeout: float) -> UnavailableError:
     return UnavailableError(
         f"[connect] a scheduler must answer within {timeout:g} s, got no connection to {address}"
     )
+
+
+def deadline_after(timeout: float | None, now: float) -> float | None:
+    """Return the time `timeout` seconds after `now`; None where nobody could wait for so long.
+
+    Raises InvalidRequestError for a NaN.
+    """
+    if timeout is None:
+        return None
+    if math.isnan(timeout):
+        raise InvalidRequestError(f"[call] timeout must be a number of seconds, got {timeout}")
+    return now + timeout if timeout < _LONGEST_SECONDS else None
 
 
 class Backoff:

@@ -18,6 +18,7 @@ from scheduler_service.client._assembly import Assembly
 from scheduler_service.client._channel import (
     HEALTH_METHOD,
     Backoff,
+    deadline_after,
     no_connection,
     sync_channel_options,
 )
@@ -62,7 +63,9 @@ class GenerationStream:
         self._timer: threading.Timer | None = None
         self._call = start(request)
         if first_token_timeout is not None:
-            self._timer = threading.Timer(first_token_timeout, self._expire)
+            self._timer = threading.Timer(
+                min(first_token_timeout, threading.TIMEOUT_MAX), self._expire
+            )
             self._timer.daemon = True
             self._timer.start()
 
@@ -251,7 +254,7 @@ class Client:
             request_id=request_id or str(uuid.uuid4()),
         )
         self.connect()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout, time.monotonic())
 
         def start(message: scheduler_service_pb2.GenerateRequest) -> Any:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -339,7 +342,7 @@ class Client:
     ) -> _Response:
         self.connect()
         backoff = Backoff(self._retry_seconds)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout, time.monotonic())
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:

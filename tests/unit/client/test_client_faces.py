@@ -144,6 +144,22 @@ def test_completion_is_whole(face: Face, fake: FakeScheduler) -> None:
     )
 
 
+@pytest.mark.parametrize("seconds", [1e300, float("inf"), 1e11])
+def test_a_deadline_that_nobody_lives_to_see_is_none(
+    face: Face, fake: FakeScheduler, seconds: float
+) -> None:
+    """gRPC would take it for one that has passed."""
+    options = {"timeout": seconds, "first_token_timeout": seconds}
+    assert face.complete(fake.address, "a", **options).text
+    assert face.call(fake.address, "stats", timeout=seconds).num_running == 1
+
+
+def test_a_timeout_must_be_a_number(face: Face, fake: FakeScheduler) -> None:
+    """A NaN is neither soon nor late."""
+    with pytest.raises(sdk.InvalidRequestError, match=r"\[call\] timeout must be a number"):
+        face.complete(fake.address, "a", timeout=float("nan"))
+
+
 def test_each_request_has_its_own_id(face: Face, fake: FakeScheduler) -> None:
     """The client names its requests, so that another thread can cancel them."""
     face.complete(fake.address, "a")

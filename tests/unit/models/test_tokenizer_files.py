@@ -70,3 +70,12 @@ def test_a_missing_or_foreign_document_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Magic"}}')
     with pytest.raises(ModelError, match=r"library must read the file, got .*tokenizer\.json"):
         tokenizer_from_directory(tmp_path)
+
+
+def test_templates_that_are_none_are_passed_over_or_named(tmp_path: Path) -> None:
+    odd = [{"name": ["default"], "template": 1}, {"name": "default", "template": "yes"}]
+    _write(tmp_path, tokenizer_config={"chat_template": odd})
+    assert tokenizer_from_directory(tmp_path).chat_template == "yes"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"must be UTF-8, got .*chat_template\.jinja"):
+        tokenizer_from_directory(tmp_path)
