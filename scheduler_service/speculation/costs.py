@@ -25,6 +25,10 @@ MAX_COUNTED: Final = 64
 _DECAY: Final = 0.98
 _CURVE_WEIGHT: Final = 2.0
 _MAX_OUTLIER: Final = 3.0
+_MAX_DRAFTED: Final = 2.0
+_ADDED_DECAY: Final = 0.99
+_ADDED_WEIGHT: Final = 0.5
+_MAX_STEEPNESS: Final = 4.0
 _ASSUMED_SLOPE: Final = 0.125
 
 
@@ -41,6 +45,9 @@ class StepCosts:
         self._saving = AheadSaving()
         # By tokens of a step: (weight, weighted seconds, steps counted when they were right).
         self._means: dict[int, tuple[float, float, int]] = {}
+        # By size of a step without drafts: what drafts added to it and what the curve said they
+        # would, both in such steps, and steps counted when they were right.
+        self._added: dict[int, tuple[float, float, int]] = {}
         # Of all steps: seconds taken, and those of the curve for them.
         self._taken = 0.0
         self._expected = 0.0
@@ -71,6 +78,8 @@ class StepCosts:
             seconds = min(seconds, _MAX_OUTLIER * alone)
             if not num_drafts:
                 self._saving.observe(num_tokens, seconds / alone, is_ahead=is_ahead)
+            else:
+                self._observe_drafts(num_tokens - num_drafts, num_tokens, seconds, curve)
         if is_ahead:
             seconds /= 1.0 - self._saving.share(num_tokens)
         self._num_steps += 1
@@ -95,15 +104,40 @@ class StepCosts:
 
         The former are run all the time and the latter seldom: where they take longer than the curve
         says, so will these, and more tokens are never cheaper. Else a draft would seem to cost
-        nothing whenever other work slows the machine, for as long as the pace takes to follow.
+        nothing whenever other work slows the machine, for as long as the pace takes to follow. And
+        what some numbers of drafts were seen to add tells of the others, which may never be run:
+        between the points of a curve there may be stairs.
         """
         plain = self.seconds(num_plain, curve)
         by_curve = curve(num_plain)
         if num_tokens <= num_plain or by_curve <= 0:
             return self.seconds(num_tokens, curve)
-        expected = plain * curve(num_tokens) / by_curve
+        steepness = self._steepness(num_plain)
+        expected = plain * (1.0 + steepness * (curve(num_tokens) / by_curve - 1.0))
         weight, total = self._mean(num_tokens)
         return max(plain, (total + _CURVE_WEIGHT * expected) / (weight + _CURVE_WEIGHT))
+
+    def _observe_drafts(
+        self, num_plain: int, num_tokens: int, seconds: float, curve: StepSeconds
+    ) -> None:
+        plain, by_curve = self.seconds(num_plain, curve), curve(num_plain)
+        if plain <= 0 or by_curve <= 0:
+            return
+        limited = min(seconds, _MAX_DRAFTED * self.seconds_beyond(num_plain, num_tokens, curve))
+        taken, expected = self._faded_added(num_plain)
+        taken += max(0.0, limited / plain - 1.0)
+        expected += max(0.0, curve(num_tokens) / by_curve - 1.0)
+        self._added[_size(num_plain)] = (taken, expected, self._num_steps)
+
+    def _steepness(self, num_plain: int) -> float:
+        """Return what drafts add to a step of so many tokens over what the curve says."""
+        taken, expected = self._faded_added(num_plain)
+        return min((taken + _ADDED_WEIGHT) / (expected + _ADDED_WEIGHT), _MAX_STEEPNESS)
+
+    def _faded_added(self, num_plain: int) -> tuple[float, float]:
+        taken, expected, when = self._added.get(_size(num_plain), (0.0, 0.0, 0))
+        faded: float = _ADDED_DECAY ** (self._num_steps - when)
+        return taken * faded, expected * faded
 
     def ahead_seconds(self, num_rows: int, curve: StepSeconds) -> float:
         """Return what a step of so many rows saves when it is sent ahead of an answer."""
@@ -116,3 +150,7 @@ class StepCosts:
             return 0.0, 0.0
         faded: float = _DECAY ** (self._num_steps - when)
         return weight * faded, total * faded
+
+
+def _size(num_tokens: int) -> int:
+    return num_tokens.bit_length()

@@ -344,16 +344,17 @@ class Speculator:
         if self._forecast is not None:
             num_drafted = sum(row.num_draft_tokens for row in batch.rows)
             is_ahead = any(row.source.kind is TokenSourceKind.STEP_OUTPUT for row in batch.rows)
+            if all(_is_decode(row) for row in batch.rows):
+                # First, so that accounts know of what the step was seen to take.
+                self._costs.observe(
+                    batch.num_tokens, step_seconds, self._forecast.curve,
+                    num_drafts=num_drafted, is_ahead=is_ahead,
+                )  # fmt: skip
             step = self._forecast.step(tuple(drawn), is_ahead=is_ahead)
             for sequence_id in drawn if self._num_unbooked else ():
                 self._controller.count_plain(sequence_id, self._num_unbooked * step.next_seconds)
             self._num_unbooked = 0
             self._controller.settle(step, num_drafted, drawn)
-            if all(_is_decode(row) for row in batch.rows):
-                self._costs.observe(
-                    batch.num_tokens, step_seconds, self._forecast.curve,
-                    num_drafts=num_drafted, is_ahead=is_ahead,
-                )  # fmt: skip
         self._made, self._proposals, self._forecast = {}, {}, None
         return counts
 

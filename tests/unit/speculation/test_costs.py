@@ -84,3 +84,22 @@ def test_a_machine_that_has_just_become_slower_makes_no_draft_cheap() -> None:
     for _ in range(100):
         costs.observe(5, 9.0, assumed_curve)
     assert costs.seconds_beyond(4, 5, assumed_curve) == pytest.approx(9.0, rel=0.1)
+
+
+def test_what_one_number_of_drafts_adds_tells_of_the_others_for_a_while() -> None:
+    """A kernel path may begin with the next row, between two points of the curve."""
+    costs = StepCosts()
+    for _ in range(20):
+        costs.observe(4, 1.375, assumed_curve)
+    before = costs.seconds_beyond(4, 6, assumed_curve)
+    for _ in range(6):
+        costs.observe(4, 1.375, assumed_curve)
+        costs.observe(5, 2.0, assumed_curve, num_drafts=1)
+    after = costs.seconds_beyond(4, 6, assumed_curve)
+    assert before == pytest.approx(1.625)
+    assert after > 2.0
+    # Streams of other numbers are not concerned, and it is not believed for ever.
+    assert costs.seconds_beyond(1, 2, assumed_curve) < 1.4
+    for _ in range(1000):
+        costs.observe(4, 1.375, assumed_curve)
+    assert costs.seconds_beyond(4, 6, assumed_curve) == pytest.approx(1.625, rel=0.01)
