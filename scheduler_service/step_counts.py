@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 
-from scheduler_service.core import Request, TokenRow, TokenRowBatch
+from scheduler_service.core import Request, TokenRow, TokenRowBatch, TokenSourceKind
 from scheduler_service.fan_out import FanOut, Totals
 from scheduler_service.metrics import ModelMetrics, PromptSource, RowPhase
 from scheduler_service.phase_times import PhaseTimes
@@ -63,6 +63,10 @@ class StepCounter:
     def _count_rows(self, batch: TokenRowBatch) -> None:
         num_rows = {RowPhase.PREFILL: 0, RowPhase.DECODE: 0}
         for row in batch.rows:
+            if row.source.kind is TokenSourceKind.STEP_OUTPUT:
+                # It goes on from a token that was drawn.
+                num_rows[RowPhase.DECODE] += 1
+                continue
             stream = self._fan_out.streams.get(row.request_id)
             if stream is not None and _is_prefill(row, stream.request):
                 num_rows[RowPhase.PREFILL] += 1

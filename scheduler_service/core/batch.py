@@ -182,8 +182,7 @@ class TokenRowBatch:
         return sum(len(row.token_ids) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRow:
+class SampledRow(NamedTuple):
     """What came of one token row: the drawn token, or why there is none.
 
     Attributes:

@@ -61,8 +61,11 @@ class BlockBudget:
 
         It has blocks for `num_held` positions, where these are more.
         """
-        held = blocks_for(max(num_tokens, num_held), self._block_size)
-        self.take(max(0, blocks_for(num_tokens + num_more, self._block_size) - held))
+        size, end = self._block_size, num_tokens + num_more
+        held = blocks_for(max(num_tokens, num_held), size)
+        # Seldom, from one token to the next.
+        if end > held * size:
+            self.take(blocks_for(end, size) - held)
 
     def take(self, num_blocks: int) -> None:
         """Count blocks as taken."""

@@ -186,7 +186,10 @@ class WholeStack:
         ]
 
     def _phases(self) -> dict[str, tuple[float, float]]:
-        """Return (seconds, steps) so far of every phase of both processes."""
+        """Return (seconds, steps) so far of every phase of both processes.
+
+        `cpu` is the processor time of a whole process, the executor's kernels included.
+        """
         found: dict[str, dict[str, float]] = {}
         for name, port in self._pages.items():
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
@@ -197,6 +200,9 @@ class WholeStack:
                         kind = sample.name.rpartition("_")[2]
                         key = f"{name}_{sample.labels['phase']}"
                         found.setdefault(key, {})[kind] = sample.value
+                elif family.name == "process_cpu_seconds":
+                    found[f"{name}_cpu"] = {"sum": family.samples[0].value}
+            found[f"{name}_cpu"]["count"] = found[f"{name}_forward"]["count"]
         return {key: (each["sum"], each["count"]) for key, each in found.items()}
 
 
