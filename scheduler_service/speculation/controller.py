@@ -51,7 +51,7 @@ FIRST_STEPS: Final = 0.25
 """Plain steps that a sequence may lose besides: a draft must be affordable before long."""
 
 SURE_CHANCE: Final = 0.75
-SURE_STEPS: Final = 0.75
+SURE_STEPS: Final = 0.35
 """Plain steps more that a sequence may lose to its own drafts where the first has such a chance: a
 long match is not passed by until others could be afforded. Neighbours do not pay for it."""
 
@@ -66,7 +66,7 @@ PROVED_DRAFTS: Final = 12.0
 MAX_CREDIT_STEPS: Final = 8.0
 """Plain steps that can stand on an account."""
 
-MIN_GAIN: Final = 1.04
+MIN_GAIN: Final = 1.06
 """Tokens a second that drafts must promise, over none: the curve is an estimate."""
 
 MIN_CHANCE: Final = 0.02
