@@ -134,6 +134,8 @@ def read(data: bytes) -> Trace:
         raise TraceFormatError(
             f"[trace] format_version must be {FORMAT_VERSION}, got {head.format_version}"
         )
+    if head.block_size < 1:
+        raise TraceFormatError(f"[trace] block_size must be at least 1, got {head.block_size}")
     sets: list[tuple[KernelPath, ...]] = []
     steps: list[TraceStep] = []
     blocks: list[KvBlock] = []
@@ -151,6 +153,8 @@ def read(data: bytes) -> Trace:
                     ending = _read_end(record.end)
     except (IndexError, struct.error) as error:
         raise TraceFormatError(f"[trace] its records must agree, got {error}") from error
+    for block in blocks:
+        _check_lengths(block)
     return Trace(_read_header(head), tuple(steps), tuple(blocks), ending)
 
 
@@ -249,6 +253,18 @@ def _read_kv(message: pb.TraceKv) -> list[KvBlock]:
         )
         for each in provenance.blocks
     ]
+
+
+def _check_lengths(block: KvBlock) -> None:
+    """Raise TraceFormatError unless the lists of a block that belong together are as long."""
+    pairs = [(len(each.sequence_hashes), len(each.row_num_tokens)) for each in block.steps if each]
+    if block.digests:
+        pairs.append((len(block.steps), len(block.digests)))
+    for one, other in pairs:
+        if one != other:
+            raise TraceFormatError(
+                f"[trace] its records must agree, got lists of {one} and {other} in a block"
+            )
 
 
 def _unpack(code: str, data: bytes) -> tuple[int, ...]:
