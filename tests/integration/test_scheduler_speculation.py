@@ -258,7 +258,7 @@ async def test_a_draft_that_is_not_finite_ends_nobody() -> None:
 async def test_counts_of_a_lookup_are_told_and_can_be_switched_off() -> None:
     """A text that repeats itself is drafted by lookup; the request may do without."""
     bias = sampling_pb2.SamplingParams(logit_bias={70: 100.0})
-    async with running(speculation="lookup", max_draft_tokens=6) as harness:
+    async with running(speculation="lookup", fixed_draft_tokens=6) as harness:
         request = {**fields_of(PROMPTS[0], PARAMS["greedy"]), "sampling": bias}
         output = await harness.complete(**request)
         usage = output.finished.usage
