@@ -17,7 +17,7 @@ MAX_SAVING: Final = 0.25
 """Share that is believed at most: times are noisy."""
 
 _DECAY: Final = 0.995
-_FIRST_WEIGHT: Final = 48.0
+_FIRST_WEIGHT: Final = 20.0
 _NEAR_STEPS: Final = 64
 _NUM_SIZES: Final = 7
 
