@@ -196,7 +196,10 @@ class Engine:
             )
             model = None
         if model is None:
+            is_first = self._model is None
             self._model = model = await self._serve_model(description)
+            if not is_first:
+                self._count_reconnect(model, ReconnectReason.RESTARTED)
             return model
         model.loop.may_look_ahead = self._may_look_ahead(description.capabilities)
         is_resumed = broken is not None and session.scheduler_epoch == broken.scheduler_epoch
@@ -206,11 +209,14 @@ class Engine:
                 # The new executor's draft model knows no sequence, and may be another one.
                 model.loop.speculator = self._speculator(description.capabilities)
         reason = ReconnectReason.RESUMED if is_resumed else ReconnectReason.RESTARTED
+        self._count_reconnect(model, reason)
+        return model
+
+    def _count_reconnect(self, model: ServedModel, reason: ReconnectReason) -> None:
         self.totals.num_executor_reconnects += 1
         name = model.capabilities.model.model_id
         self._metrics.for_model(name).executor_reconnects[reason].inc()
         _LOG.info("executor_reconnected", how=reason.value)
-        return model
 
     async def _serve_model(self, description: ExecutorDescription) -> ServedModel:
         capabilities = description.capabilities

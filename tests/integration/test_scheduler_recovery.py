@@ -164,6 +164,7 @@ async def test_another_model_aborts_live_requests_and_is_served() -> None:
         assert caught.value.code() is grpc.StatusCode.ABORTED
         await harness.wait_serving()
         await _stream(harness, 12)
+        assert harness.metric("executor_reconnects_total", reason="restarted") == 1
 
 
 async def test_a_restart_with_a_smaller_pool_still_serves() -> None:
