@@ -67,7 +67,8 @@ class SessionSteps:
         """Begin the step whose turn it is, or repeat one; refused with an error it changes nothing.
 
         `arrived_ns` is `time.perf_counter_ns` at its arrival. A step that gives sequences back
-        waits with that until the one before it is done. Raises StepOutOfOrderError.
+        waits with that until the one before it is done, and so does one behind it. Raises
+        StepOutOfOrderError.
         """
         for answer in self._answers:
             if answer.step_id == request.step_id:
@@ -78,7 +79,7 @@ class SessionSteps:
             )
         self._checker.check(request)
         step = StepInFlight(request, self, arrived_ns=arrived_ns)
-        if self._begun and len(request.released):
+        if self._begun and (len(request.released) or self._begun[-1].is_postponed):
             step.is_postponed = True
         else:
             self._begin(step)
@@ -122,7 +123,8 @@ class SessionSteps:
         request = step.request
         if not has_sources(request):
             return None
-        before = self._begun[-1] if self._begun and self._begun[-1] is not step else None
+        # One that was postponed begins when it is the first.
+        before = self._begun[-1] if self._begun and self._begun[0] is not step else None
         refused = {
             answer.step_id for answer in self._answers if answer.outcome is not Outcome.COMPUTED
         }

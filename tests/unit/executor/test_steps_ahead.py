@@ -163,6 +163,20 @@ def test_what_a_step_ahead_gives_back_is_still_there_for_the_one_before() -> Non
     assert _results(world.finish(ahead)).argmax_ids.tolist() == [_argmax(*known, _argmax(*known))]
 
 
+def test_what_comes_behind_a_step_that_waits_to_give_back_waits_too() -> None:
+    """The step that waits is begun first, and the one behind it gets the token that it chooses."""
+    world = _World()
+    world.open(1, 2)
+    first = world.begin(Row(1, (5, 6)), Row(2, (9,)))
+    waiting = world.begin(_ahead(1, 2, 1, 0), released=(2,))
+    world.finish(first)
+    behind = world.begin(_ahead(1, 3, 2, 0))
+    token = _argmax(5, 6)
+    assert _results(world.finish(waiting)).argmax_ids.tolist() == [_argmax(5, 6, token)]
+    third = _argmax(5, 6, token)
+    assert _results(world.finish(behind)).argmax_ids.tolist() == [_argmax(5, 6, token, third)]
+
+
 def test_a_failure_takes_both_steps_back_and_both_may_come_again() -> None:
     world = _World()
     world.open(1)
