@@ -11,6 +11,7 @@ that a process takes to start.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -92,11 +93,23 @@ def _file_handler(file: str) -> logging.Handler:
 
     os.makedirs(os.path.dirname(os.path.abspath(file)), mode=0o700, exist_ok=True)
 
+    has_failed: list[bool] = []
+
     class PrivateFile(RotatingFileHandler):
         """A file that nobody else can read, also after a rotation."""
 
         def _open(self) -> TextIOWrapper:
             return open(self.baseFilename, "a", encoding="utf-8", opener=_open_private)
+
+        def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+            """Say once that the disk is full, instead of a traceback for every line."""
+            error = sys.exc_info()[1]
+            if not isinstance(error, OSError):
+                super().handleError(record)
+            elif not has_failed:
+                has_failed.append(True)
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(f"[logs] {file} must take lines, got {error.strerror}\n")
 
     return PrivateFile(file, maxBytes=MAX_FILE_BYTES, backupCount=MAX_OLD_FILES, encoding="utf-8")
 

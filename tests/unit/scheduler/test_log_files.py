@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
 import logging
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from executor_service import logs as executor_logs
 from scheduler_service import logs
 from scheduler_service.__main__ import main
 
@@ -80,3 +84,23 @@ def test_a_file_that_cannot_be_written_is_a_wrong_configuration(
     (tmp_path / "file").write_text("")
     assert main(["--log-file", str(tmp_path / "file" / "x.log")]) == 78
     assert "log_file must be writable, got " in capsys.readouterr().err
+
+
+class FullDisk(io.StringIO):
+    """A file that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("module", [logs, executor_logs])
+def test_a_full_disk_costs_one_line_on_standard_error(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module.configure("info", "console", file=str(tmp_path / "a.log"))
+    (handler,) = logging.getLogger().handlers
+    monkeypatch.setattr(handler, "stream", FullDisk())
+    for _ in range(3):
+        module.get_logger("x").info("line")
+    said = capsys.readouterr().err
+    assert said == f"[logs] {tmp_path / 'a.log'} must take lines, got No space left on device\n"
