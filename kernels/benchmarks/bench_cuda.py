@@ -21,6 +21,7 @@ from benchmarks.cuda_steps import compare_with_cpu, measure_steps
 from benchmarks.cuda_table import ROWS, measure_linear, measure_step_linears
 from benchmarks.cuda_timer import copy_bandwidth
 from isobatch_kernels.cuda.driver import DriverDevice, cuda_error
+from isobatch_kernels.cuda.tuning import FEW_ROWS
 
 PARTS = ("equality", "step_linears", "steps", "linears")
 STEP_ROWS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
@@ -111,7 +112,7 @@ def _run_part(
         report.rows(f"equality of {shape.name}", lambda: [compare_with_cpu(shape, 2)])
     elif part == "step_linears":
         copy = report.values["copy_gb_s"]
-        few = [rows for rows in arguments.step_rows if rows <= 32]
+        few = [rows for rows in arguments.step_rows if rows <= FEW_ROWS]
         report.rows(
             f"linears of a step of {shape.name}",
             lambda: measure_step_linears(device, shape, few, copy),

@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.cuda_models import ModelShape, random_weight
 from benchmarks.cuda_timer import graph_seconds
 from isobatch_kernels.cuda.driver import DriverDevice
-from isobatch_kernels.cuda.launch import FEW_ROWS
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
 from isobatch_kernels.cuda.scratch import Scratch
 from isobatch_kernels.cuda.timing import LinearUse, RowsTimer
+from isobatch_kernels.cuda.tuning import FEW_ROWS
 
 ROWS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 512)
 _COLD_BYTES: Final = 250e6

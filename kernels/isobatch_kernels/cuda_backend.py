@@ -17,13 +17,14 @@ import numpy.typing as npt
 from isobatch_kernels.cuda.cache import KERNELS, BlockCache
 from isobatch_kernels.cuda.device import Device, KernelKey
 from isobatch_kernels.cuda.graphs import Graphs
-from isobatch_kernels.cuda.launch import FEW_ROWS, AttentionArrays, Launcher, Rows
+from isobatch_kernels.cuda.launch import AttentionArrays, Launcher, Rows
 from isobatch_kernels.cuda.logits import DeviceLogits
 from isobatch_kernels.cuda.program import Resident, Run, Stages
 from isobatch_kernels.cuda.scratch import SLOTS, Scratch, power_of_two
 from isobatch_kernels.cuda.statistics import launch_statistics, read_top_k, result_layout
 from isobatch_kernels.cuda.step_arrays import LONG_ROW, PART, StepShape, describe, offsets
 from isobatch_kernels.cuda.timing import RowsTimer
+from isobatch_kernels.cuda.tuning import FEW_ROWS, ROW_TOPS
 from isobatch_kernels.deferred_step import MAX_PENDING_STEPS
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import Program, RowStatistics
@@ -108,7 +109,7 @@ class CudaBackend:
         device.upload(self._table, np.ascontiguousarray(table))
         self._scratch = Scratch(device)
         heads = dims.num_heads, dims.num_kv_heads, dims.head_dim
-        self._launcher = Launcher(device, *heads)
+        self._launcher = Launcher(device, self._scratch, *heads)
         self._cache = BlockCache(
             self._launcher, self._scratch, dims, limits.num_blocks, limits.block_size
         )
@@ -280,7 +281,7 @@ class CudaBackend:
         decode = StepShape(1, 1, 1, 1, 0, 1, 1, 1, True, 1, False)
         shapes = [
             replace(decode, tokens=n, sequences=n, singles=n, wanted=n)
-            for n in (1, *range(8, FEW_ROWS + 1, 8), FEW_ROWS + 1)
+            for n in (*ROW_TOPS, FEW_ROWS + 1)
             if n <= most
         ]
         if most >= LONG_ROW:

@@ -41,7 +41,7 @@ struct Fiber {
   uint64_t round = 0;
   bool done = false;
 };
-inline Meeting block_meeting, warp_meetings[32];
+inline Meeting block_meeting, warp_meetings[32], named_meetings[16];
 inline Fiber fibers[1024];
 inline ucontext_t scheduler;
 inline void (*fiber_body)();
@@ -118,6 +118,17 @@ inline unsigned x1_fma_halves(unsigned a, unsigned b, unsigned c) {
 inline void x1_copy16(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline void x1_commit() {}
 template <int N> void x1_wait() {}
+inline unsigned x1_shared_address(const void* at);
+inline void x1_make_barriers(unsigned, int, int) {}
+inline void x1_expect(unsigned, int, int) {}
+inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned, int lane);
+inline void x1_arrive(unsigned) {}
+inline void x1_wait_for(unsigned, unsigned) {}
+inline float4 x1_fresh16(const float4* from) { return *from; }
+inline void x1_meet(int id, int threads) {
+  named_meetings[id].members = threads;
+  meet(named_meetings[id]);
+}
 inline void x1_after_previous() {}
 inline void x1_let_next_begin() {}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
@@ -157,6 +168,10 @@ inline void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
 }
 
 alignas(16) inline uint4 shared[240 * 1024 / 16];  // a block's dynamic memory
+inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)shared); }
+inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned, int lane) {
+  if (lane == 0) std::memcpy((char*)shared + to, from, bytes);
+}
 
 // A barrier that not every thread reaches: 1; memory past what was asked for was written: 2.
 inline int run_blocks(const int* blocks, int threads, int memory, void (*kernel)()) {
@@ -169,6 +184,7 @@ inline int run_blocks(const int* blocks, int threads, int memory, void (*kernel)
     blockIdx = {i % blocks[0], i / blocks[0] % blocks[1], i / blocks[0] / blocks[1]};
     std::memset(shared, 0xff, sizeof shared);
     block_meeting = {threads};
+    for (Meeting& meeting : named_meetings) meeting = {};
     for (int w = 0; w < threads / 32; w++) warp_meetings[w] = {32};
     for (int t = 0; t < threads; t++) {
       fibers[t].done = false;

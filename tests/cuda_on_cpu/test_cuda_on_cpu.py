@@ -9,6 +9,7 @@ import pytest
 from isobatch_kernels import _cpu, cuda_backend
 from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
+from isobatch_kernels.cuda.tuning import RowsShape, rows_top
 from isobatch_kernels.program import Program
 from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
 from isobatch_kernels.step import Stat, StepInput
@@ -20,7 +21,7 @@ pytestmark = [
 ]
 FORMATS = [
     *((4, 64, 64, 3), (4, 32, 32, 9), (4, 16, 32, 2), (8, 32, 32, 17), (8, 64, 64, 1)),
-    *((3, 64, 32, 33), (4, 128, 64, 40)),
+    *((3, 64, 32, 33), (4, 128, 64, 40), (4, 64, 64, 65)),
 ]
 FIELDS = [
     *("logits", "argmax_ids", "max_logits", "normalizers", "quantile_ids", "top_k_starts"),
@@ -55,6 +56,41 @@ def test_linear_layers(
     layer.close()
     assert got[finite].tobytes() == expected[finite].tobytes()
     assert ((flags == 4) == ~finite).all()
+    device.close()
+
+
+# nt, mt, slices, teams, deep, stages
+SHARES = [
+    *((1, 1, 8, 1, 2, 3), (2, 1, 8, 2, 1, 4), (1, 1, 1, 7, 2, 3), (2, 1, 2, 3, 1, 4)),
+    *((1, 2, 8, 1, 2, 3), (2, 2, 4, 1, 2, 2), (1, 4, 1, 4, 2, 3), (2, 8, 2, 2, 1, 4)),
+]
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("sub_blocks", [5, 19])
+def test_every_way_to_share_out_slices_and_tiles(
+    share: tuple[int, int, int, int, int, int], sub_blocks: int, device: EmulatedDevice
+) -> None:
+    """Slices of one block or of several, empty slices too; twice, as counters begin at zero."""
+    nt, mt, slices, teams, deep, stages = share
+    rng = np.random.default_rng(sub_blocks)
+    weight = random_weight(rng, 150, 64 * sub_blocks, 4, 64, half=True)
+    rows = 8 * mt - 5
+    x = random_rows(rng, rows, weight.num_inputs)
+    native = _cpu.LinearLayer.quantized(
+        "reference", weight.packed, weight.scales, weight.biases, 4, 64, 64
+    )
+    expected, finite = np.empty((rows, 150), np.float32), np.empty(rows, np.bool_)
+    native.forward(x, expected, finite)
+    layer = LinearOnDevice(device, weight, 64, rows)
+    like = RowsShape(nt, mt, 8 if mt > 1 else 4, slices, teams, deep, stages, 1, (1, 1, 1), 0)
+    layer.launcher.timed[layer.packed.format, rows_top(rows)] = like
+    for _ in range(2):
+        device.launched.clear()
+        got, _ = layer.run(x)
+        assert "linear_rows" in device.launched
+        assert got[finite].tobytes() == expected[finite].tobytes()
+    layer.close()
     device.close()
 
 

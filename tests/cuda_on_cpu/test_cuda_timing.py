@@ -32,16 +32,16 @@ def test_the_fastest_is_used_and_remembered(
     monkeypatch.setenv("ISOBATCH_CACHE", str(tmp_path))
     weight = random_weight(np.random.default_rng(1), 40, 640, 4, 64, half=True)
     layer = LinearOnDevice(device, weight, 64, 8)
-    candidates = rows_candidates(4, Sizes(3, 144, 64), device.chip)
-    assert len({(c.nt, c.deep) for c in candidates}) == 6
-    wanted = next(c for c in candidates if (c.nt, c.deep) == (1, 2))
+    candidates = rows_candidates(4, Sizes(3, 144, 64, 10), device.chip)
+    assert len({(c.nt, c.teams, c.deep) for c in candidates}) > 3
+    wanted = candidates[3]
     monkeypatch.setattr(RowsTimer, "_seconds", lambda *a: float(a[4] != wanted))
     uses = [LinearUse((layer.packed,), logit=False)]
     RowsTimer(device, layer.launcher, Scratch(device)).choose(uses, 4)
     assert layer.launcher.timed[layer.packed.format, 4] == wanted
-    assert [len(json.loads(f.read_text())) for f in tmp_path.glob("cuda/choices-*")] == [3]
+    assert [len(json.loads(f.read_text())) for f in tmp_path.glob("cuda/choices-*")] == [2]
     monkeypatch.setattr(RowsTimer, "_seconds", lambda *_: pytest.fail("timed again"))
-    again = Launcher(device, 1, 1, 64)
+    again = Launcher(device, Scratch(device), 1, 1, 64)
     RowsTimer(device, again, Scratch(device)).choose(uses, 4)
     assert again.timed == layer.launcher.timed
     x = random_rows(np.random.default_rng(2), 4, 640)

@@ -13,61 +13,35 @@ _ODD_MODEL: Final = {"HEADS": 4, "KV_HEADS": 2, "D": 24}
 _B64: Final = {"SB": 4, "B": 64, "ST": 0}
 
 
-def _rows(nt: int, mt: int, held: int, deep: int) -> dict[str, int]:
-    return {"NT": nt, "MT": mt, "HELD": held, "DEEP": deep, "STAGES": 4}
+def _rows(
+    nt: int, mt: int, held: int, slices: int, teams: int, *, logit: int = 0
+) -> dict[str, int]:
+    return {
+        "NT": nt,
+        "MT": mt,
+        "HELD": held,
+        "SLICES": slices,
+        "TEAMS": teams,
+        "DEEP": 2,
+        "STAGES": 3,
+        "RESIDENT": 1,
+        "LOGIT": logit,
+    }
 
 
 # Several sets where they change a kernel's paths.
 VARIANTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
     "linear_rows": (
-        *(
-            {**_B64, **_rows(nt, mt, 8 * mt, 2), "LOGIT": 0}
-            for nt, mt in ((1, 1), (2, 1), (4, 1), (1, 2), (4, 2))
-        ),
-        {
-            "SB": 4,
-            "B": 32,
-            "ST": 0,
-            "NT": 1,
-            "MT": 1,
-            "HELD": 4,
-            "DEEP": 1,
-            "STAGES": 4,
-            "LOGIT": 0,
-        },
-        {
-            "SB": 4,
-            "B": 16,
-            "ST": 1,
-            "NT": 2,
-            "MT": 1,
-            "HELD": 4,
-            "DEEP": 1,
-            "STAGES": 4,
-            "LOGIT": 0,
-        },
-        {
-            "SB": 8,
-            "B": 32,
-            "ST": 2,
-            "NT": 2,
-            "MT": 1,
-            "HELD": 4,
-            "DEEP": 1,
-            "STAGES": 4,
-            "LOGIT": 1,
-        },
-        {
-            "SB": 8,
-            "B": 64,
-            "ST": 2,
-            "NT": 2,
-            "MT": 2,
-            "HELD": 4,
-            "DEEP": 1,
-            "STAGES": 4,
-            "LOGIT": 1,
-        },
+        {**_B64, **_rows(1, 1, 2, 8, 1)},
+        {**_B64, **_rows(2, 1, 8, 8, 2)},
+        {**_B64, **_rows(2, 2, 8, 8, 2)},
+        {**_B64, **_rows(2, 1, 4, 1, 7)},
+        {**_B64, **_rows(2, 4, 8, 2, 4)},
+        {**_B64, **_rows(1, 8, 8, 1, 8)},
+        {"SB": 4, "B": 32, "ST": 0, **_rows(1, 1, 4, 8, 1)},
+        {"SB": 4, "B": 16, "ST": 1, **_rows(2, 1, 4, 4, 2)},
+        {"SB": 8, "B": 32, "ST": 2, **_rows(2, 1, 4, 8, 1, logit=1)},
+        {"SB": 8, "B": 64, "ST": 2, **_rows(2, 2, 8, 1, 8, logit=1)},
     ),
     "linear_tiles": (
         {**_B64, "WT": 4, "RP": 4, "STAGES": 4, "LOGIT": 0},

@@ -38,6 +38,74 @@ __device__ __forceinline__ void x1_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
+// Copies of a warp to shared memory that one barrier waits for: 16-byte pieces, by one lane where there is a copy engine. `from`
+// and `to` are a warp's; a barrier is 8 bytes.
+__device__ __forceinline__ unsigned x1_shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
+__device__ __forceinline__ void x1_make_barriers(unsigned barriers, int count, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    for (int i = 0; i < count; i++) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(barriers + 8 * i) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
+  }
+#else
+  if (lane == 0) {
+    for (int i = 0; i < count; i++) {
+      asm volatile("mbarrier.init.shared.b64 [%0], 32;\n" ::"r"(barriers + 8 * i) : "memory");
+    }
+  }
+#endif
+  __syncwarp();
+}
+__device__ __forceinline__ void x1_expect(unsigned barrier, int bytes, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+  }
+#endif
+}
+__device__ __forceinline__ void x1_copy_run(unsigned to, const void* from, int bytes, unsigned barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+  }
+#else
+  for (int i = 16 * lane; i < bytes; i += 512) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to + i), "l"((const char*)from + i) : "memory");
+  }
+#endif
+}
+// After the last copy that a barrier waits for.
+__device__ __forceinline__ void x1_arrive(unsigned barrier) {
+#if __CUDA_ARCH__ < 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+#endif
+}
+// `parity`: 0 and 1 by turns, each time that a barrier is waited for.
+__device__ __forceinline__ void x1_wait_for(unsigned barrier, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}\n"
+               ::"r"(barrier), "r"(parity) : "memory");
+#else
+  asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.test_wait.parity.shared.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}\n"
+               ::"r"(barrier), "r"(parity) : "memory");
+#endif
+}
+
+// What another block has just written.
+__device__ __forceinline__ float4 x1_fresh16(const float4* from) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];\n" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
+  return v;
+}
+// Barrier `id` (1 to 15) of some of a block's warps, so many threads.
+__device__ __forceinline__ void x1_meet(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
 // A launch may begin before the one in front of it has ended. x1_after_previous returns when that one is complete and
 // visible: nothing that a step writes may be read, and nothing written, before it. x1_let_next_begin allows the next launch
 // to begin.

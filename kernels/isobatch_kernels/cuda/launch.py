@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from isobatch_kernels.cuda.device import Argument, Blocks, Device, KernelKey
+from isobatch_kernels.cuda.scratch import Scratch
 from isobatch_kernels.cuda.tuning import (
+    FEW_ROWS,
+    SLICES,
     RowsShape,
     choose_rows,
     choose_share,
@@ -18,7 +21,6 @@ from isobatch_kernels.cuda.tuning import (
 from isobatch_kernels.cuda.weights import PackedDense, PackedWeight, WeightFormat
 
 GROUP: Final = 256  # threads of a block, except where a method says otherwise
-FEW_ROWS: Final = 32  # most rows of linear_rows
 _FLOAT: Final = 4  # bytes
 
 
@@ -99,6 +101,7 @@ class Launcher:
     """Runs kernels on a device, or collects which ones would be run."""
 
     device: Device
+    scratch: Scratch
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -194,11 +197,12 @@ class Launcher:
             *(x.rows, x.width, weight.num_outputs, out.stride, x.padded),
         ]
         constants = {**weight.constants}
-        if x.rows <= FEW_ROWS:
-            shape = self.rows_shape(x.rows, weight)
+        shape = self.rows_shape(x.rows, weight) if x.rows <= FEW_ROWS else None
+        if shape is not None:
             constants |= rows_constants(shape, logit=logit)
+            arguments[6:6] = self.joined(shape, weight)
             memory = shape.shared_memory
-            self.run("linear_rows", shape.blocks, arguments, constants, GROUP, memory)
+            self.run("linear_rows", shape.blocks, arguments, constants, shape.threads, memory)
             return
         tiles = choose_tiles(x.rows, weight, self.device.chip)
         constants |= {"WT": tiles.warp_tiles, "RP": tiles.parts, "STAGES": tiles.stages}
@@ -206,12 +210,23 @@ class Launcher:
         memory = tiles.shared_memory
         self.run("linear_tiles", tiles.blocks, arguments, constants, tiles.threads, memory)
 
-    def rows_shape(self, rows: int, weight: PackedWeight) -> RowsShape:
-        """The launch of linear_rows that was found fastest, or else is thought to be."""
+    def rows_shape(self, rows: int, weight: PackedWeight) -> RowsShape | None:
+        """The launch of linear_rows that was found fastest, or else is thought to be.
+
+        None where rows are too long for shared memory.
+        """
         timed = self.timed.get((weight.format, rows_top(rows)))
         if timed is not None:
-            return for_rows(rows, weight, timed)
+            return for_rows(rows, weight, timed, self.device.chip)
         return choose_rows(rows, weight, self.device.chip)
+
+    def joined(self, shape: RowsShape, weight: PackedWeight) -> tuple[int, int]:
+        """Where warps of different blocks leave the sums of their slices, and count themselves."""
+        if shape.slices == SLICES or self.collected is not None:
+            return 0, 0
+        parts = shape.blocks[0] * -(-weight.tiles // shape.nt)
+        size = parts * SLICES * shape.nt * shape.mt * 32 * 4 * _FLOAT
+        return self.scratch.get("sums of slices", size), self.scratch.zeros("arrived", 4 * parts)
 
     def dense(
         self,
@@ -339,7 +354,10 @@ def rows_constants(shape: RowsShape, *, logit: bool) -> dict[str, int]:
         "NT": shape.nt,
         "MT": shape.mt,
         "HELD": shape.held,
+        "SLICES": shape.slices,
+        "TEAMS": shape.teams,
         "DEEP": shape.deep,
         "STAGES": shape.stages,
+        "RESIDENT": shape.resident,
         "LOGIT": int(logit),
     }

@@ -1,134 +1,268 @@
-// Linear layers for few rows: a block's eight warps are the eight slices of K, each streaming its part of NT tiles of 16
-// outputs, and the rows' integers with it, through a ring of asynchronous copies.
+// Linear layers for few rows, bound by the weights' way from memory. A warp has one slice of K and NT tiles of 16 outputs at a
+// time, and streams its records through a ring of asynchronous copies; it waits for no other warp until its slice is done. A
+// block holds the rows of its slices, so rows are read once for all its outputs. A team are the warps of a block that have the
+// same tiles. Where a block has all eight slices, its team adds them; else each warp leaves its slice's sums in memory, and the
+// last one of the eight adds them.
 // @use weights
 
 // @kernel linear_rows
-// @constants SB B ST NT MT HELD DEEP STAGES LOGIT
+// @constants SB B ST NT MT HELD SLICES TEAMS DEEP STAGES RESIDENT LOGIT
 // w (tiles, words of a tile); q (M, K); ds (K/B, padded, 2): d and s; bias (N) and residual (M, stride) null where absent;
-// y (M, stride). NT: tiles of outputs of a block; MT: its tiles of 8 rows; HELD: room for rows, at least min(M, 8*MT);
-// DEEP: sub-blocks of a stage. // Blocks (ceil(M/(8*MT)), ceil(tiles/NT)) of 256.
-X1_KERNEL __launch_bounds__(256) linear_rows(const unsigned* w, const fp16* q, const float* ds, const float* bias,
-                                             const float* residual, float* y, int M, int K, int N, int stride, int padded) {
+// y (M, stride). MT: tiles of 8 rows of a block; HELD: rows of a tile that have room, at least min(M, 8), 8 where MT > 1.
+// SLICES of the eight in a block; DEEP: records of a tile in a stage of the ring. partials: room for (row tiles, groups of NT
+// tiles, 8, NT*MT, 32) float4; arrived: a zero for each of (row tiles, groups), and zero again afterwards; both unused with
+// eight slices in a block.
+// Blocks (ceil(M/(8*MT)), any, 8/SLICES) of 32*SLICES*TEAMS, RESIDENT of them on a multiprocessor.
+X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
+    const unsigned* w, const fp16* q, const float* ds, const float* bias, const float* residual, float* y, float4* partials,
+    unsigned* arrived, int M, int K, int N, int stride, int padded) {
   using R = Record<SB, B, ST>;
-  constexpr int kRecord = NT * R::kWords, kStride = NT * 16 + 4;
-  constexpr int kRowWords = B == 64 ? 36 : B / 2;  // no bank conflicts
-  constexpr int kSubBlock = kRecord + 16 * MT + HELD * kRowWords, kStage = DEEP * kSubBlock;
+  constexpr int kRowWords = HELD * B / 2;  // of a tile of rows in a sub-block
+  constexpr int kLaneRow = B / 8;          // words of a lane, 2 to 8
+  constexpr int kThreads = 32 * SLICES * TEAMS, kTile = DEEP * R::kWords, kStage = NT * kTile;
+  // Up to four rows take every second column, so that a lane's sums are those of one row.
+  constexpr bool kSpread = MT == 1 && HELD <= 4;
+  constexpr int kRowsOfLane = kSpread ? 1 : 2;
+  // Rows lie such that neither the lanes that copy a run of a row nor those that load operands meet in a bank.
+  constexpr int kTwist = B == 32 ? 1 : 3 & (HELD - 1);
   X1_DYNAMIC_SHARED;
-  const int NB = K / B, m0 = blockIdx.x * MT * 8, held = min(M - m0, MT * 8), tile0 = blockIdx.y * NT, tiles = (N + 15) / 16;
+  const int NB = K / B, m0 = blockIdx.x * MT * 8, held = min(M - m0, MT * 8);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int begin = x1_slice_begin(warp, NB), end = x1_slice_begin(warp + 1, NB);
-  unsigned* ring = reinterpret_cast<unsigned*>(shared) + warp * STAGES * kStage;
-  float* sums = reinterpret_cast<float*>(shared) + kSlices * STAGES * kStage;
+  const int slice = blockIdx.z * SLICES + warp % SLICES, team = warp / SLICES;
+  const int begin = x1_slice_begin(slice, NB), length = x1_slice_begin(slice + 1, NB) - begin;
+  const int first = x1_slice_begin(blockIdx.z * SLICES, NB), count = x1_slice_begin((blockIdx.z + 1) * SLICES, NB) - first;
+  const int last_tile = (N + 15) / 16 - 1, groups = last_tile / NT + 1, step = gridDim.y * TEAMS;
   const size_t tile_words = (size_t)NB * R::kWords;
-  const unsigned* records = w + tile0 * tile_words;
-  const int last_tile = tiles - 1 - tile0;
+  // Barriers of the rings; the rings; rows (sub-blocks, MT, HELD, B); their pairs (sub-blocks, 8*MT, 2).
+  constexpr int kWarps = kThreads / 32, kBarriers = (kWarps * STAGES * 2 + 3) / 4 * 4;
+  unsigned* rings = reinterpret_cast<unsigned*>(shared) + kBarriers;
+  unsigned* ring = rings + warp * STAGES * kStage;
+  unsigned* rows = rings + kWarps * STAGES * kStage;
+  float* pairs = reinterpret_cast<float*>(rows + count * MT * kRowWords);
+  const unsigned barriers = x1_shared_address(shared) + warp * STAGES * 8, ring_address = x1_shared_address(ring);
 
-  // A stage: DEEP sub-blocks, each with its records, then (d, s) of the rows, then the rows.
-  auto request_weights = [&](int j, int stage) {
+  // What is asked for next: records from `next` of the slice on, of a group of tiles.
+  int next = 0, next_group = blockIdx.y * TEAMS + team;
+  const unsigned* from[NT];
+  auto aim = [&]() {
 #pragma unroll
-    for (int u = 0; u < DEEP; u++) {
-      if (j + u >= end) return;
-      unsigned* to = ring + stage * kStage + u * kSubBlock;
-#pragma unroll
-      for (int nt = 0; nt < NT; nt++) {
-        const unsigned* from = records + (nt < last_tile ? nt : last_tile) * tile_words + (size_t)(j + u) * R::kWords;
-#pragma unroll
-        for (int c = 0; c < R::kWords / 4; c += 32) {
-          if (c + lane < R::kWords / 4) x1_copy16(to + nt * R::kWords + 4 * (c + lane), from + 4 * (c + lane));
-        }
-      }
+    for (int nt = 0; nt < NT; nt++) {
+      from[nt] = w + min(next_group * NT + nt, last_tile) * tile_words + (size_t)begin * R::kWords;
     }
   };
-  auto request_rows = [&](int j, int stage) {
+  auto request = [&](int stage) {
+    if (next_group >= groups || next >= length) return;
+    const int bytes = min(DEEP, length - next) * (R::kWords * 4);
+    const unsigned barrier = barriers + 8 * stage;
+    x1_expect(barrier, NT * bytes, lane);
 #pragma unroll
-    for (int u = 0; u < DEEP; u++) {
-      if (j + u >= end) break;
-      unsigned* to = ring + stage * kStage + u * kSubBlock + kRecord;
-      if (lane < 4 * MT && m0 + 2 * lane < padded) {
-        x1_copy16(to + 4 * lane, ds + ((size_t)(j + u) * padded + m0 + 2 * lane) * 2);
-      }
-      to += 16 * MT;
-      constexpr int kPieces = B / 8;  // of 16 bytes in a row
-      const fp16* from = q + (size_t)m0 * K + (j + u) * B;
-      for (int c = lane; c < held * kPieces; c += 32) {
-        x1_copy16(to + c / kPieces * kRowWords + c % kPieces * 4, from + (size_t)(c / kPieces) * K + c % kPieces * 8);
-      }
+    for (int nt = 0; nt < NT; nt++) {
+      x1_copy_run(ring_address + 4 * (stage * kStage + nt * kTile), from[nt], bytes, barrier, lane);
+      from[nt] += kTile;
     }
-    x1_commit();
+    x1_arrive(barrier);
+    next += DEEP;
+    if (next >= length) {
+      next = 0;
+      next_group += step;
+      aim();
+    }
   };
   // Weights are the same in every step, so the ring is filled with them while the previous launch still runs.
   x1_let_next_begin();
-  for (int stage = 0; stage < STAGES - 1; stage++) request_weights(begin + DEEP * stage, stage);
+  x1_make_barriers(barriers, STAGES, lane);
+  aim();
+  for (int stage = 0; stage < STAGES - 1; stage++) request(stage);
   x1_after_previous();
-  for (int stage = 0; stage < STAGES - 1; stage++) request_rows(begin + DEEP * stage, stage);
+  {
+    constexpr int kEach = kThreads / (HELD * MT);  // threads of a row
+    constexpr int kPieces = B / 8;                 // of 16 bytes in a row's sub-block
+    const int m = threadIdx.x / kEach;
+    const fp16* from = q + (size_t)(m0 + m) * K + (size_t)first * B;
+    if (m < held) {
+      for (int c = threadIdx.x % kEach; c < count * kPieces; c += kEach) {
+        const int j = c / kPieces, piece = c % kPieces, row = m % 8;
+        const int at = B == 64 ? row * 8 + (piece ^ row % 2) : (row ^ (j & kTwist)) * kPieces + piece;
+        x1_copy16(rows + (j * MT + m / 8) * kRowWords + 4 * at, from + c * 8);
+      }
+    }
+    x1_commit();
+    // 2^24, which 4-bit integers lack, goes into d, and out of s: both exactly.
+    for (int c = threadIdx.x; c < count * 4 * MT; c += kThreads) {
+      const int j = c / (4 * MT), part = c % (4 * MT);
+      if (m0 + 2 * part >= padded) continue;
+      const float4 v = *reinterpret_cast<const float4*>(ds + ((size_t)(first + j) * padded + m0 + 2 * part) * 2);
+      reinterpret_cast<float4*>(pairs)[c] = make_float4(x1_mul(v.x, R::kScale), x1_mul(v.y, 1.0f / R::kScale),
+                                                        x1_mul(v.z, R::kScale), x1_mul(v.w, 1.0f / R::kScale));
+    }
+    x1_wait<0>();
+    __syncthreads();
+  }
 
+  // Columns of rows that are not there hold another row's integers or what lies there: columns of a product do not mix.
+  const int row = kSpread ? g / 2 % HELD : g % HELD;
+  const unsigned* own_rows = rows + (begin - first) * MT * kRowWords;
+  const float* own_pairs = pairs + (begin - first) * MT * 16 + t * 2 * kRowsOfLane;
   float acc[NT][MT][4];
+  // Record j of the slice; `words_at` and `affine_at` are a lane's of it.
+  auto multiply_record = [&](const unsigned* words_at, const unsigned* affine_at, int j) {
+    unsigned a[NT][R::kMmas][4];
+    Affine low[NT], high[NT];
 #pragma unroll
-  for (int nt = 0; nt < NT; nt++) {
+    for (int nt = 0; nt < NT; nt++) {
+      alignas(16) unsigned words[R::kLaneWords];
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++) acc[nt][mt][0] = acc[nt][mt][1] = acc[nt][mt][2] = acc[nt][mt][3] = 0.0f;
-  }
-  int stage = 0;
-  for (int j = begin; j < end; j += DEEP) {
-    x1_wait<STAGES - 2>();
-    __syncwarp();
-    const int free = stage == 0 ? STAGES - 1 : stage - 1;
-    request_weights(j + DEEP * (STAGES - 1), free);
-    request_rows(j + DEEP * (STAGES - 1), free);
-    // The integers of all sub-blocks first, so that one does not wait for another; then the tails in order.
-    const unsigned* at = ring + stage * kStage;
-    float p[DEEP][NT][MT][4];
-#pragma unroll
-    for (int u = 0; u < DEEP; u++) {
-      const unsigned* rows = at + u * kSubBlock + kRecord + 16 * MT + t * (B / 8);
-      alignas(16) unsigned b[MT][B / 8];
-#pragma unroll
-      for (int mt = 0; mt < MT; mt++) {
-#pragma unroll
-        for (int i = 0; i < B / 8; i++) b[mt][i] = 0;
-        if (mt * 8 + g < held) load_words<B / 8>(rows + (mt * 8 + g) * kRowWords, b[mt]);
+      for (int i = 0; i < R::kLaneWords; i += R::kPiece) {
+        load_words<R::kPiece>(words_at + nt * kTile + R::word(0, i), words + i);
       }
-      multiply<SB, B, ST, NT, MT>(at + u * kSubBlock, lane, b, p[u]);
+      load_affine<ST>(affine_at + nt * kTile, 0, low[nt], high[nt]);
+#pragma unroll
+      for (int i = 0; i < R::kMmas; i++) expand<SB>(words, i, a[nt][i]);
     }
-#pragma unroll
-    for (int u = 0; u < DEEP; u++) {
-      if (j + u >= end) break;
-      float4 v[MT];
-#pragma unroll
-      for (int mt = 0; mt < MT; mt++) {
-        v[mt] = *reinterpret_cast<const float4*>(at + u * kSubBlock + kRecord + mt * 16 + 4 * t);
-      }
-      add_tail<SB, B, ST, NT, MT>(at + u * kSubBlock, lane, p[u], v, acc);
-    }
-    stage = stage == STAGES - 1 ? 0 : stage + 1;
-  }
-
-  float* mine = sums + warp * MT * 8 * kStride;
-#pragma unroll
-  for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
-      float* at = mine + (mt * 8 + 2 * t) * kStride + nt * 16 + g;
-      at[0] = acc[nt][mt][0];
-      at[kStride] = acc[nt][mt][1];
-      at[8] = acc[nt][mt][2];
-      at[kStride + 8] = acc[nt][mt][3];
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < held * NT * 16; i += blockDim.x) {
-    const int m = i / (NT * 16), n = i % (NT * 16), out = tile0 * 16 + n;
-    if (out >= N) continue;
-    float total = 0.0f;
-    bool first = true;
+      const unsigned* from = own_rows + (j * MT + mt) * kRowWords;
+      const float* pair = own_pairs + (j * MT + mt) * 16;
+      alignas(16) unsigned b[kLaneRow];
+      // A lane (g, t) has inputs t*B/4 and on of a row: two pieces of 16 bytes, one, or half a piece.
+      if (B == 64) {
+        load_words<4>(from + (row * 8 + (2 * t ^ row % 2)) * 4, b);
+        load_words<4>(from + (row * 8 + (2 * t + 1 ^ row % 2)) * 4, b + 4);
+      } else {
+        load_words<kLaneRow>(from + ((row ^ (begin - first + j & kTwist)) * 4 + t) * kLaneRow, b);
+      }
+      float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (kSpread) {
+        const float2 one = *reinterpret_cast<const float2*>(pair);
+        v.x = one.x;
+        v.y = one.y;
+      } else {
+        v = *reinterpret_cast<const float4*>(pair);
+      }
 #pragma unroll
-    for (int slice = 0; slice < kSlices; slice++) {
-      if (x1_slice_begin(slice, NB) == x1_slice_begin(slice + 1, NB)) continue;
-      const float part = sums[(slice * MT * 8 + m) * kStride + n];
-      total = first ? part : x1_add(total, part);
-      first = false;
+      for (int nt = 0; nt < NT; nt++) {
+        float p[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < R::kMmas; i++) mma16816(p, a[nt][i], b[2 * i], b[2 * i + 1]);
+        float(&sum)[4] = acc[nt][mt];
+        sum[0] = x1_fma(v.x, x1_fma(low[nt].scale, p[0], x1_mul(low[nt].bias, v.y)), sum[0]);
+        sum[2] = x1_fma(v.x, x1_fma(high[nt].scale, p[2], x1_mul(high[nt].bias, v.y)), sum[2]);
+        if (kSpread) continue;
+        sum[1] = x1_fma(v.z, x1_fma(low[nt].scale, p[1], x1_mul(low[nt].bias, v.w)), sum[1]);
+        sum[3] = x1_fma(v.z, x1_fma(high[nt].scale, p[3], x1_mul(high[nt].bias, v.w)), sum[3]);
+      }
     }
-    const size_t at = (size_t)(m0 + m) * stride + out;
-    y[at] = finish_output(total, bias ? bias + out : nullptr, residual ? residual + at : nullptr, LOGIT);
+  };
+
+  const unsigned* lane_words = ring + R::word(lane, 0);
+  const unsigned* lane_affine = ring + R::kQuantWords + g * (ST == 2 ? 4 : 2);
+  int stage = 0;
+  unsigned parity = 0;
+  for (int group = blockIdx.y * TEAMS + team; group < groups; group += step) {
+#pragma unroll
+    for (int i = 0; i < NT * MT * 4; i++) acc[i / 4 / MT][i / 4 % MT][i % 4] = 0.0f;
+    for (int j = 0; j < length; j += DEEP) {
+      x1_wait_for(barriers + 8 * stage, parity);
+      __syncwarp();
+      request(stage == 0 ? STAGES - 1 : stage - 1);
+      const unsigned *words_at = lane_words + stage * kStage, *affine_at = lane_affine + stage * kStage;
+      // Without a branch between records, what one waits for is hidden by the next.
+      const int here = length - j;
+      if (here >= DEEP) {
+#pragma unroll
+        for (int u = 0; u < DEEP; u++) multiply_record(words_at + u * R::kWords, affine_at + u * R::kWords, j + u);
+      } else if (here == DEEP - 1) {
+#pragma unroll
+        for (int u = 0; u < DEEP - 1; u++) multiply_record(words_at + u * R::kWords, affine_at + u * R::kWords, j + u);
+      } else {
+        for (int u = 0; u < here; u++) multiply_record(words_at + u * R::kWords, affine_at + u * R::kWords, j + u);
+      }
+      stage++;
+      if (stage == STAGES) {
+        stage = 0;
+        parity ^= 1u;
+      }
+    }
+
+    auto finish = [&](int m, int out, float total) {
+      if (m >= held || out >= N) return;
+      const size_t at = (size_t)(m0 + m) * stride + out;
+      y[at] = finish_output(total, bias ? bias + out : nullptr, residual ? residual + at : nullptr, LOGIT);
+    };
+    if (SLICES == kSlices) {
+      // Places (e, t) of row 2t+e and columns are such that the lanes of a warp meet in no bank.
+      constexpr int kSums = 8 * MT * 16 * NT;
+      float* sums = pairs + count * MT * 16 + team * kSlices * kSums;
+      x1_meet(1 + team, 32 * kSlices);  // the last group's sums are read
+      auto place = [](int mt, int e, int t, int n) {
+        return ((mt * 2 + e) * 4 + t) * 16 * NT + (n ^ (NT == 1 ? t / 2 * 8 : t * 8));
+      };
+#pragma unroll
+      for (int i = 0; i < NT * MT; i++) {
+        const int nt = i / MT, mt = i % MT, n = nt * 16 + g;
+        float* at = sums + slice * kSums;
+        at[place(mt, 0, t, n)] = acc[nt][mt][0];
+        at[place(mt, 0, t, n + 8)] = acc[nt][mt][2];
+        if (kSpread) continue;
+        at[place(mt, 1, t, n)] = acc[nt][mt][1];
+        at[place(mt, 1, t, n + 8)] = acc[nt][mt][3];
+      }
+      x1_meet(1 + team, 32 * kSlices);
+      for (int i = threadIdx.x % (32 * kSlices); i < held * NT * 16; i += 32 * kSlices) {
+        const int m = i / (NT * 16), n = i % (NT * 16);
+        const float* at = sums + (kSpread ? place(0, 0, m, n) : place(m / 8, m % 2, m % 8 / 2, n));
+        float total = 0.0f;
+        bool is_first = true;
+#pragma unroll
+        for (int s = 0; s < kSlices; s++) {
+          if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
+          const float part = at[s * kSums];
+          total = is_first ? part : x1_add(total, part);
+          is_first = false;
+        }
+        finish(m, group * NT * 16 + n, total);
+      }
+    } else {
+      const size_t here = (size_t)blockIdx.x * groups + group;
+      float4* all = partials + here * kSlices * NT * MT * 32 + lane;
+#pragma unroll
+      for (int i = 0; i < NT * MT; i++) {
+        const float(&sum)[4] = acc[i / MT][i % MT];
+        if (i % MT * 8 + t * kRowsOfLane < held) all[(slice * NT * MT + i) * 32] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      }
+      __threadfence();
+      __syncwarp();
+      unsigned before = 0;
+      if (lane == 0) before = atomicAdd(arrived + here, 1u);
+      before = __shfl_sync(kAllLanes, before, 0);
+      if (before == kSlices - 1) {
+        __threadfence();
+        if (lane == 0) arrived[here] = 0;
+#pragma unroll
+        for (int i = 0; i < NT * MT; i++) {
+          const int m = i % MT * 8 + t * kRowsOfLane, out = (group * NT + i / MT) * 16 + g;
+          if (m >= held) continue;
+          float4 parts[kSlices];
+#pragma unroll
+          for (int s = 0; s < kSlices; s++) parts[s] = x1_fresh16(all + (s * NT * MT + i) * 32);
+          float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          bool is_first = true;
+#pragma unroll
+          for (int s = 0; s < kSlices; s++) {
+            if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
+            const float4 part = parts[s];
+            total = is_first ? part
+                             : make_float4(x1_add(total.x, part.x), x1_add(total.y, part.y), x1_add(total.z, part.z),
+                                           x1_add(total.w, part.w));
+            is_first = false;
+          }
+          finish(m, out, total.x);
+          finish(m, out + 8, total.z);
+          if (kSpread) continue;
+          finish(m + 1, out, total.y);
+          finish(m + 1, out + 8, total.w);
+        }
+      }
+    }
   }
 }

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from isobatch_kernels.cuda.device import Device
 from isobatch_kernels.cuda.launch import Activations, Launcher, Output, Rows
+from isobatch_kernels.cuda.scratch import Scratch
 from isobatch_kernels.cuda.weights import PackedWeight, pack_quantized
 from isobatch_kernels.program import QuantizedWeight
 from isobatch_kernels.step import Float32
@@ -23,7 +24,8 @@ class LinearOnDevice:
     def __init__(self, device: Device, weight: QuantizedWeight, block: int, most_rows: int) -> None:
         """Packs the weight; `block` is the activations'."""
         self.device = device
-        self.launcher = Launcher(device, 1, 1, 64)
+        self._scratch = Scratch(device)
+        self.launcher = Launcher(device, self._scratch, 1, 1, 64)
         sub_block = min(weight.group_size, block)
         self.packed: PackedWeight = pack_quantized(device, [weight], sub_block)
         rows, width = -(-most_rows // 8) * 8, weight.num_inputs
@@ -62,3 +64,4 @@ class LinearOnDevice:
         for address in [*self._memory, self.packed.address]:
             if address:
                 self.device.free(address)
+        self._scratch.close()

@@ -49,6 +49,14 @@ class Scratch:
         self.generation += 1
         return address
 
+    def zeros(self, name: str, size: int) -> int:
+        """As `get`, of zeros; what uses it leaves zeros behind."""
+        generation = self.generation
+        address = self.get(name, size)
+        if generation != self.generation:
+            self._device.clear(address, self._held[name][1])
+        return address
+
     def pinned(self, name: str, words: int) -> npt.NDArray[np.int32]:
         """Memory of the host, of at least so many words; contents are lost when it grows."""
         array = self._pinned.get(name)

@@ -19,17 +19,18 @@ from isobatch_kernels.cuda.launch import Activations, Launcher, rows_constants
 from isobatch_kernels.cuda.scratch import Scratch
 from isobatch_kernels.cuda.source import device_text, load_kernels
 from isobatch_kernels.cuda.tuning import (
+    FEW_ROWS,
     ROW_TOPS,
     RowsShape,
     Sizes,
     for_rows,
     rows_candidates,
+    rows_top,
 )
 from isobatch_kernels.cuda.weights import PackedWeight, WeightFormat
 
 _LAUNCHES: Final = 16  # of a graph that is timed
 _BYTES: Final = 600e6  # at most so many are read by one graph
-_GROUP: Final = 256  # threads of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class RowsTimer:
 
     def choose(self, uses: Sequence[LinearUse], most_rows: int) -> None:
         """Chooses for every format and up to `most_rows` rows."""
-        tops = [top for top in ROW_TOPS if top <= 2 * most_rows]
+        tops = [top for top in ROW_TOPS if top <= rows_top(min(most_rows, FEW_ROWS))]
         path = cache_folder() / f"choices-{self._digest()}.json"
         known: dict[str, Any] = {}
         with suppress(OSError, ValueError):
@@ -72,10 +73,13 @@ class RowsTimer:
         self._device.compile([key for case in open_cases for key, _ in self._candidates(*case)])
         for use, top in open_cases:
             form = use.weights[0].format
-            best = min(
+            timed = [
                 (self._seconds(use, top, key, shape), i, shape)
                 for i, (key, shape) in enumerate(self._candidates(use, top))
-            )[2]
+            ]
+            if not timed:  # rows too long for shared memory
+                continue
+            best = min(timed)[2]
             self._launcher.timed[form, top] = best
             known[_name(form, top)] = asdict(best)
         keep(path, json.dumps(known, indent=1).encode())
@@ -87,14 +91,14 @@ class RowsTimer:
 
     def _candidates(self, use: LinearUse, top: int) -> Iterator[tuple[KernelKey, RowsShape]]:
         weight = use.weights[0]
-        sizes = Sizes(weight.tiles, weight.record_words, weight.sub_block)
+        sizes = Sizes(weight.tiles, weight.record_words, weight.sub_block, weight.sub_blocks)
         for shape in rows_candidates(top, sizes, self._device.chip):
             constants = {**weight.constants, **rows_constants(shape, logit=use.logit)}
             yield KernelKey("linear_rows", tuple(constants.items()), shape.shared_memory), shape
 
     def _seconds(self, use: LinearUse, rows: int, key: KernelKey, like: RowsShape) -> float:
         first, device = use.weights[0], self._device
-        shape = for_rows(rows, first, like)
+        shape = for_rows(rows, first, like, device.chip)
         padded = -(-rows // 8) * 8
         get = self._scratch.get
         x = Activations(
@@ -106,13 +110,14 @@ class RowsTimer:
             block=first.sub_block,
         )
         y = get("timed results", 4 * padded * first.num_outputs)
+        joined = self._launcher.joined(shape, first)
         sizes = (rows, x.width, first.num_outputs, first.num_outputs, x.padded)
         count = max(1, min(_LAUNCHES, int(_BYTES // first.size)))
         device.begin_recording()
         for i in range(count):
             weight = use.weights[i % len(use.weights)]
-            arguments = [weight.address, x.q, x.ds, 0, 0, y, *sizes]
-            device.launch(key, shape.blocks, _GROUP, arguments, early=True)
+            arguments = [weight.address, x.q, x.ds, 0, 0, y, *joined, *sizes]
+            device.launch(key, shape.blocks, shape.threads, arguments, early=True)
         graph = device.end_recording()
         try:
             return device.seconds(graph) / count

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from isobatch_kernels.cuda.device import Chip
 
-_FLIGHT: Final = 40_000  # bytes on their way that one multiprocessor needs
-# (nt, mt) -> blocks of linear_rows that registers allow at once
-_RESIDENT: Final = {(1, 1): 4, (2, 1): 4, (4, 1): 2, (1, 2): 2, (2, 2): 2, (4, 2): 1}
-_RESERVED: Final = 256  # bytes of shared memory to spare
-ROW_TOPS: Final = (2, 4, 8, 16, 32)
+SLICES: Final = 8  # of K
+ROW_TOPS: Final = (2, 4, 8, 16, 32, 64)
+FEW_ROWS: Final = ROW_TOPS[-1]  # most rows of linear_rows
+_REGISTERS: Final = 65536  # of a multiprocessor
+_MOST_WARPS: Final = 24  # of a block
+_MOST_RESIDENT: Final = 40  # warps of a multiprocessor
+_RINGS: Final = (
+    (1, 4),
+    (1, 8),
+    (2, 2),
+    (2, 3),
+    (2, 4),
+    (3, 3),
+    (4, 2),
+    (4, 3),
+    (7, 2),
+)  # deep, stages
+_CANDIDATES: Final = 24
+# A model of one multiprocessor, to choose what is worth timing: bytes and cycles of a microsecond,
+# bytes that must be on their way, and what one instruction of a warp takes of it.
+_FROM_MEMORY: Final = 31e3
+_FROM_CACHE: Final = 50e3
+_FLIGHT: Final = 48e3
+_INSTRUCTIONS: Final = 4 * 1700 * 0.5
 
 
 class Packed(Protocol):
@@ -34,6 +55,11 @@ class Packed(Protocol):
         """Inputs of a record."""
         ...
 
+    @property
+    def sub_blocks(self) -> int:
+        """Records of a tile."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -42,19 +68,28 @@ class Sizes:
     tiles: int
     record_words: int
     sub_block: int
+    sub_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowsShape:
     """A launch of linear_rows."""
 
-    nt: int  # tiles of outputs of a block
+    nt: int  # tiles of outputs of a warp
     mt: int  # tiles of 8 rows of a block
-    held: int  # room for rows in shared memory, which is fixed for a compiled kernel
-    deep: int  # sub-blocks of a stage
+    held: int  # rows of a tile that have room in shared memory
+    slices: int  # of a block
+    teams: int  # groups of tiles that a block has at a time
+    deep: int  # records of a stage, of each tile
     stages: int
+    resident: int  # blocks of a multiprocessor that registers must suffice for
     blocks: tuple[int, int, int]
     shared_memory: int  # bytes
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.slices * self.teams
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +108,100 @@ class TilesShape:
         return 256 // self.warp_tiles * self.parts
 
 
-def _row_words(weight: Packed) -> int:
-    """Words of a row's sub-block in shared memory."""
-    return 36 if weight.sub_block == 64 else weight.sub_block // 2
+def _most_sub_blocks(slices: int, sub_blocks: int) -> int:
+    """The most that a block with so many slices has."""
+    begins = [i * sub_blocks // SLICES for i in range(0, SLICES + 1, slices)]
+    return max(b - a for a, b in itertools.pairwise(begins))
 
 
-def rows_shape(
-    rows: int, weight: Packed, nt: int, deep: int, stages: int, mt: int = 0
-) -> RowsShape:
-    """A launch with given sizes; mt 0: 1 for up to 8 rows, else 2."""
-    mt = mt or (1 if rows <= 8 else 2)
-    held = 2 if rows <= 2 else 4 if rows <= 4 else 8 * mt
-    sub_block = nt * weight.record_words + 16 * mt + held * _row_words(weight)
-    sums = 8 * mt * 8 * (nt * 16 + 4)
-    blocks = (-(-rows // (8 * mt)), -(-weight.tiles // nt), 1)
-    memory = 4 * (8 * stages * deep * sub_block + sums)
-    return RowsShape(nt, mt, held, deep, stages, blocks, memory)
+def _row_words_of_block(shape: RowsShape, weight: Packed) -> int:
+    """Words of rows and their pairs."""
+    each = shape.mt * (shape.held * weight.sub_block // 2 + 16)
+    return _most_sub_blocks(shape.slices, weight.sub_blocks) * each
 
 
-def _score(shape: RowsShape, weight: Packed, chip: Chip) -> float:
-    """How well a launch fills the chip: the share of time in which multiprocessors have work.
+def _shared_memory(shape: RowsShape, weight: Packed) -> int:
+    """The rings, rows, their pairs, and sums where a block adds slices. Bytes."""
+    words = _row_words_of_block(shape, weight)
+    rings = shape.slices * shape.teams * shape.stages
+    words += rings * shape.deep * shape.nt * weight.record_words + -(-rings * 2 // 4) * 4
+    if shape.slices == SLICES:
+        words += shape.teams * SLICES * 8 * shape.mt * 16 * shape.nt
+    return 4 * words
 
-    They take blocks in waves, as many at once as registers and shared memory allow.
-    """
-    at_once = min(_RESIDENT[shape.nt, shape.mt], chip.shared_memory // (shape.shared_memory + 1024))
-    if at_once == 0:
-        return 0.0
-    each = shape.blocks[0] * shape.blocks[1] / chip.multiprocessors
-    whole = max(1, math.ceil(each))
-    waves = whole if whole <= at_once else math.ceil(whole / at_once) * at_once
-    # Blocks that begin early fill the multiprocessors that are free first: where all could have
-    # one block, none should have room for two.
-    crowded = 0.8 if at_once > whole else 1.0
-    at_once = min(at_once, whole)
-    flight = at_once * 8 * shape.deep * (shape.stages - 1) * shape.nt * weight.record_words * 4
-    # Few tiles in a block mean more of its time for what is the same for every block.
-    fixed = {1: 0.75, 2: 0.9, 4: 1.0}[shape.nt]
-    return each / waves * min(1.0, flight / _FLIGHT) * fixed * crowded
+
+def for_rows(rows: int, weight: Packed, like: RowsShape, chip: Chip) -> RowsShape:
+    """The launch for these rows with another's sizes: no more blocks than there is room for."""
+    row_tiles = -(-rows // (8 * like.mt))
+    groups = -(-weight.tiles // like.nt)
+    room = chip.multiprocessors * like.resident * like.slices // (SLICES * row_tiles)
+    passes = -(-groups // (max(1, room) * like.teams))
+    blocks = (row_tiles, -(-groups // (passes * like.teams)), SLICES // like.slices)
+    return replace(like, blocks=blocks, shared_memory=_shared_memory(like, weight))
+
+
+def _microseconds(shape: RowsShape, weight: Packed, chip: Chip) -> float:
+    """What the model says of a launch."""
+    x, y, z = shape.blocks
+    record = 4 * weight.record_words
+    each = math.ceil(x * y * z / chip.multiprocessors)  # blocks of the fullest one
+    passes = -(-weight.tiles // (shape.nt * shape.teams * y))
+    sub_blocks = weight.sub_blocks * shape.slices / SLICES
+    records = each * passes * shape.teams * shape.nt * sub_blocks
+    warps = each * shape.slices * shape.teams
+    flight = warps * shape.deep * (shape.stages - 1) * shape.nt * record
+    memory = records * record / _FROM_MEMORY / min(1.0, flight / _FLIGHT)
+    multiplies = weight.sub_block // 16
+    # Loads of rows are shared by the tiles of a warp.
+    sums = 6 if shape.held <= 4 else 12
+    instructions = 12 + 5 * multiplies + shape.mt * (multiplies + sums + 3 / shape.nt)
+    compute = records * instructions / _INSTRUCTIONS / min(1.0, warps / 12)
+    rows = each * 4 * _row_words_of_block(shape, weight) / _FROM_CACHE
+    joins = 0.0
+    if shape.slices < SLICES:
+        each_tile = SLICES * 16 * 8 * shape.mt * 4 * 2
+        joins = 2 + 4 * x * weight.tiles * each_tile / (_FROM_CACHE * chip.multiprocessors)
+    return max(memory, compute) + rows + joins + 0.2 * passes
+
+
+def _registers(shape: RowsShape, weight: Packed) -> int:
+    """About as many as a thread needs."""
+    return 40 + shape.nt * (weight.sub_block // 8 + 4 + 8 * shape.mt)
+
+
+def all_rows_shapes(rows: int, weight: Packed, chip: Chip) -> Iterator[RowsShape]:
+    """Every launch that the chip can hold."""
+    tiles, longest = -(-rows // 8), _most_sub_blocks(1, weight.sub_blocks)
+    rings = [(deep, stages) for deep, stages in _RINGS if deep <= longest]
+    for mt in {1: (1,), 2: (2,), 3: (2, 4), 4: (2, 4)}.get(tiles, (2, 4, 8)):
+        held = 8 if mt > 1 else next(n for n in (2, 4, 8) if rows <= n)
+        for nt, slices, (deep, stages), resident in itertools.product(
+            (1, 2), (1, 2, 4, 8), rings, (1, 2, 3, 4)
+        ):
+            for teams in range(1, _MOST_WARPS // slices + 1):
+                bare = RowsShape(
+                    *(nt, mt, held, slices, teams, deep, stages, resident, (1, 1, 1), 0)
+                )
+                shape = for_rows(rows, weight, bare, chip)
+                if slices * teams < 4 or (teams > 1 and shape.blocks[1] == 1):
+                    continue
+                if slices * teams * resident > _MOST_RESIDENT or 32 * slices * teams < held * mt:
+                    continue
+                limit = min(255, _REGISTERS // (shape.threads * resident) // 8 * 8)
+                if _registers(shape, weight) > limit:
+                    continue
+                if resident * (shape.shared_memory + 1024) <= chip.shared_memory + 1024 - 256:
+                    yield shape
+
+
+@functools.cache
+def rows_candidates(rows: int, weight: Sizes, chip: Chip) -> tuple[RowsShape, ...]:
+    """Launches worth timing, the best by the model first."""
+    shapes = sorted(
+        set(all_rows_shapes(rows, weight, chip)),
+        key=lambda shape: (_microseconds(shape, weight, chip), repr(shape)),
+    )
+    return tuple(shapes[:_CANDIDATES])
 
 
 def rows_top(rows: int) -> int:
@@ -117,36 +209,16 @@ def rows_top(rows: int) -> int:
     return next(top for top in ROW_TOPS if rows <= top)
 
 
-@functools.cache
-def rows_candidates(rows: int, weight: Sizes, chip: Chip) -> tuple[RowsShape, ...]:
-    """Launches worth timing: the deepest rings that leave room for one to four blocks."""
-    shapes = []
-    for nt in (4, 2, 1):
-        for deep in (1, 2):
-            one = rows_shape(rows, weight, nt, deep, 1)
-            stage = rows_shape(rows, weight, nt, deep, 2).shared_memory - one.shared_memory
-            for at_once in range(1, _RESIDENT[nt, one.mt] + 1):
-                room = (chip.shared_memory + 1024) // at_once - 1024 - _RESERVED
-                stages = min(12, 1 + (room - one.shared_memory) // stage)
-                if stages >= 2:
-                    shapes.append(rows_shape(rows, weight, nt, deep, stages))
-    return tuple(dict.fromkeys(shapes))
+def choose_rows(rows: int, weight: Packed, chip: Chip) -> RowsShape | None:
+    """The launch of linear_rows for few rows, as the model has it; None where rows have no room."""
+    sizes = Sizes(weight.tiles, weight.record_words, weight.sub_block, weight.sub_blocks)
+    candidates = rows_candidates(rows_top(rows), sizes, chip)
+    return for_rows(rows, sizes, candidates[0], chip) if candidates else None
 
 
-@functools.cache
-def _best_rows(rows: int, weight: Sizes, chip: Chip) -> RowsShape:
-    return max(rows_candidates(rows, weight, chip), key=lambda shape: _score(shape, weight, chip))
-
-
-def choose_rows(rows: int, weight: Packed, chip: Chip) -> RowsShape:
-    """The launch of linear_rows for up to 32 rows, as a model of the chip has it."""
-    sizes = Sizes(weight.tiles, weight.record_words, weight.sub_block)
-    return for_rows(rows, sizes, _best_rows(rows_top(rows), sizes, chip))
-
-
-def for_rows(rows: int, weight: Packed, like: RowsShape) -> RowsShape:
-    """The launch for these rows with another's sizes."""
-    return rows_shape(rows, weight, like.nt, like.deep, like.stages, like.mt)
+def _row_words(weight: Packed) -> int:
+    """Words of a row's sub-block in linear_tiles' shared memory."""
+    return 36 if weight.sub_block == 64 else weight.sub_block // 2
 
 
 def choose_tiles(rows: int, weight: Packed, chip: Chip) -> TilesShape:

@@ -53,9 +53,14 @@ class PackedWeight:
         return self.storage_bits * self.sub_block // 2 + (32 if self.scale_type == FLOAT32 else 16)
 
     @property
+    def sub_blocks(self) -> int:
+        """Records of a tile."""
+        return self.num_inputs // self.sub_block
+
+    @property
     def size(self) -> int:
         """Bytes."""
-        return 4 * self.tiles * (self.num_inputs // self.sub_block) * self.record_words
+        return 4 * self.tiles * self.sub_blocks * self.record_words
 
     @property
     def format(self) -> WeightFormat:

@@ -1,5 +1,7 @@
 """Packing for the tensor cores: every integer and affine pair is where the kernels look for it."""
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -152,18 +154,21 @@ def test_dense_matrices_lie_in_tiles_of_32(dtype: DenseType, device: EmulatedDev
 @pytest.mark.parametrize("outputs", [40, 896, 3584, 37888, 152064])
 def test_launches_cover_all_outputs_and_fit(outputs: int) -> None:
     """Whatever the tuning says, shared memory must hold it, and equal kernels have equal sizes."""
-    weight = Sizes(-(-outputs // 16), 144, 64)
+    weight = Sizes(-(-outputs // 16), 144, 64, 56)
     seen: dict[tuple[int, ...], int] = {}
-    for rows in range(1, 33):
+    for rows in range(1, 65):
         shape = choose_rows(rows, weight, CHIP)
+        assert shape is not None
         assert shape.blocks[0] * 8 * shape.mt >= rows
-        assert shape.blocks[1] * shape.nt >= weight.tiles
-        assert shape.held >= min(rows, 8 * shape.mt)
-        assert shape.stages >= 2
-        assert shape.shared_memory <= 226 * 1024
-        key = (shape.nt, shape.mt, shape.held, shape.deep, shape.stages)
+        assert shape.blocks[2] * shape.slices == 8
+        blocks = math.prod(shape.blocks)
+        assert blocks <= max(CHIP.multiprocessors * shape.resident, 8 * shape.blocks[0])
+        assert shape.held >= min(rows, 8)
+        assert shape.threads <= 1024
+        assert shape.shared_memory <= CHIP.shared_memory
+        key = (*dataclasses.astuple(shape)[:-2],)
         assert seen.setdefault(key, shape.shared_memory) == shape.shared_memory
-    for rows in (33, 64, 65, 500, 2048):
+    for rows in (1, 65, 500, 2048):
         tiles = choose_tiles(rows, weight, CHIP)
         assert tiles.blocks[0] * 32 * tiles.parts >= rows
         assert tiles.blocks[1] * 8 >= weight.tiles
