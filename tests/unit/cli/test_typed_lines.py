@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from scheduler_service.cli.typed_lines import TypedLines
+from tests.support.open_files import open_files
 
 
 @pytest.fixture
@@ -84,11 +85,10 @@ def test_what_a_handler_raises_ends_the_wait(
         os.kill(os.getpid(), signal.SIGUSR1)
 
     monkeypatch.setattr(select, "select", interrupted)
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    before = open_files()
     try:
         with pytest.raises(KeyboardInterrupt):
             TypedLines(pipe[0]).read_line()
     finally:
         signal.signal(signal.SIGUSR1, former)
-    if before:
-        assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() - before == set()

@@ -18,6 +18,7 @@ from executor_service.disk_cache.folder import DiskFolder
 from executor_service.disk_cache.tier import CostRule, DiskTier
 from executor_service.kv_cache.block_pool import BlockId
 from tests.support.disk_blocks import FORMAT, IDENTITY, Blocks, chain, disk_tier, files
+from tests.support.open_files import open_files
 
 BLOCK = BlockId(3)
 
@@ -100,10 +101,10 @@ def test_what_is_no_file_is_a_miss_and_holds_nothing_up(tmp_path: Path) -> None:
     huge.touch()
     os.truncate(huge, 10**12)
     tier = disk_tier(tmp_path, Blocks())
-    before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    before = open_files()
     assert loaded(tier, 3) == [None, None, None]
-    if before:
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+    opened = open_files() - before
+    assert [target for _, target in opened if target.startswith(os.fspath(tmp_path))] == []
     tier.close()
 
 
