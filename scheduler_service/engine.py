@@ -16,6 +16,7 @@ from scheduler_service.config import LOOKAHEAD_AUTO, SchedulerConfig
 from scheduler_service.core import Limits, RequestId
 from scheduler_service.errors import (
     ExecutorChangedError,
+    ExecutorFailedError,
     InternalError,
     NotServingError,
     ServiceError,
@@ -90,6 +91,10 @@ class Engine:
         self._session: ExecutorSession | None = None
         # When the last session was lost; None while steps succeed.
         self._lost_at: float | None = None
+        # Sessions since then that were lost before they got anywhere.
+        self._num_vain = 0
+        # Why the executor will not come back; empty while it may.
+        self._given_up = ""
 
     @property
     def is_connected(self) -> bool:
@@ -105,12 +110,18 @@ class Engine:
         """Return the model of that name, or the default one for the empty name.
 
         Raises NotServingError before the first session, past the recovery deadline and while
-        draining, UnknownModelError for another name.
+        draining, ExecutorFailedError once nobody will start the executor again, UnknownModelError
+        for another name.
         """
+        # First, because a supervisor that gives the executor up ends the service as well.
+        if self._given_up:
+            raise ExecutorFailedError(self._given_up)
         if self.is_draining:
             raise NotServingError("[scheduler] the service is shutting down", reason="DRAINING")
-        if self._model is None or self._is_overdue():
+        if self._model is None:
             raise NotServingError("[scheduler] the executor is not ready")
+        if self._is_overdue():
+            raise self._overdue_error()
         known = self._model.capabilities.model.model_id
         if name not in ("", known):
             raise UnknownModelError(name, known)
@@ -124,6 +135,12 @@ class Engine:
         """End every live request with an error."""
         if self._model is not None:
             self._model.loop.requests.give_up(make_error)
+
+    def give_executor_up(self, why: str) -> None:
+        """End every live request, and refuse new ones: the executor will not be started again."""
+        _LOG.error("executor_given_up", error=why)
+        self._given_up = why
+        self.give_up(lambda: ExecutorFailedError(why))
 
     async def run(self) -> None:
         """Connect and run steps until cancelled; a bug ends live requests and is raised."""
@@ -150,8 +167,11 @@ class Engine:
                 if has_progressed:
                     delay = _FIRST_RETRY_SECONDS
                     self._lost_at = None
+                elif self._lost_at is not None:
+                    self._num_vain += 1
             if self._lost_at is None:
                 self._lost_at = self._clock()
+                self._num_vain = 0
             self._wait_without_executor()
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_SECONDS)
@@ -166,6 +186,7 @@ class Engine:
         try:
             model = await self._adopt(session, broken)
             self._session = session
+            self._given_up = ""
             self._on_serving(True)
             if not model.loop.state.has_work:
                 self._lost_at = None
@@ -277,6 +298,9 @@ class Engine:
         self._model.loop.requests.dispatch()
         if self._is_overdue() and self._model.loop.state.requests:
             _LOG.error("recovery_deadline_passed")
-            self._model.loop.requests.give_up(
-                lambda: NotServingError("[executor] it did not come back in time")
-            )
+            self._model.loop.requests.give_up(self._overdue_error)
+
+    def _overdue_error(self) -> NotServingError:
+        seconds = self._config.recovery_deadline_seconds
+        found = f"{self._num_vain} sessions lost before" if self._num_vain else "no session"
+        return NotServingError(f"[executor] it must answer again within {seconds:g} s, got {found}")

@@ -10,6 +10,7 @@ ServiceError                      code, reason, metadata, violations, retry dela
 ├── OverloadedError               RESOURCE_EXHAUSTED  QUEUE_FULL, DEADLINE_UNREACHABLE
 ├── SlowReaderError               RESOURCE_EXHAUSTED  SLOW_READER
 ├── NotServingError               UNAVAILABLE         EXECUTOR_UNAVAILABLE, DRAINING
+├── ExecutorFailedError           UNAVAILABLE         EXECUTOR_FAILED
 ├── ExecutorChangedError          ABORTED             EXECUTOR_RESTARTED
 ├── DeadlineError                 DEADLINE_EXCEEDED   DEADLINE_EXCEEDED, DEADLINE_UNREACHABLE
 └── InternalError                 INTERNAL            NON_FINITE_ROW, INTERNAL
@@ -154,6 +155,15 @@ class NotServingError(ServiceError):
 
     def __init__(self, message: str, *, reason: str = "EXECUTOR_UNAVAILABLE") -> None:
         super().__init__(message, reason=reason, retry_seconds=RETRY_SECONDS)
+
+
+class ExecutorFailedError(ServiceError):
+    """The executor is given up by whoever starts it; trying again soon does not help."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="EXECUTOR_FAILED")
 
 
 class ExecutorChangedError(ServiceError):

@@ -15,6 +15,7 @@ _LOG = logs.get_logger(__name__)
 _DETAILS_KEY = "grpc-status-details-bin"
 # gRPC's own retry policy reads this trailer and not the RetryInfo of the details.
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
+_NO_RETRY = "-1"
 
 # Generic in the stubs alone.
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -30,6 +31,9 @@ async def abort(context: _Context, error: ServiceError) -> NoReturn:
     trailers: list[tuple[str, str | bytes]] = [(_DETAILS_KEY, to_status(error).SerializeToString())]
     if error.retry_seconds is not None:
         trailers.append((_PUSHBACK_KEY, str(round(error.retry_seconds * 1000))))
+    elif error.code is grpc.StatusCode.UNAVAILABLE:
+        # Without a word gRPC would try by itself, and in the end say that nobody is there.
+        trailers.append((_PUSHBACK_KEY, _NO_RETRY))
     await context.abort(error.code, error.message, tuple(trailers))
     raise AssertionError("[interceptor] abort must not return")
 

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
-from scheduler_service import listening, logs
+from scheduler_service import listening, logs, supervised
 from scheduler_service.config import SchedulerConfig, socket_path
 from scheduler_service.engine import Engine
 from scheduler_service.errors import ConfigurationError, NotServingError
@@ -197,7 +197,10 @@ async def serve(config: SchedulerConfig) -> None:
         loop.add_signal_handler(number, stop.set)
     listening.check_free(config.listen)
     scheduler = SchedulerServer(config)
-    with scheduler.metrics_port():
+    with (
+        scheduler.metrics_port(),
+        supervised.hearing(scheduler.engine.give_executor_up, os.environ),
+    ):
         async with scheduler.running() as engine_task:
             # What is there now stays for good. A full collection that looked at it again would
             # hold a step up for tens of milliseconds.

@@ -51,7 +51,8 @@ def scheduler_child(
     arguments = ["--listen", listen, "--executor", executor]
     if metrics_port is not None:
         arguments += ["--metrics-port", str(metrics_port)]
-    return Child("scheduler", python_module("scheduler_service", *arguments, *more))
+    argv = python_module("scheduler_service", *arguments, *more)
+    return Child("scheduler", argv, hears_failures=True)
 
 
 def pull(name: str) -> Path:

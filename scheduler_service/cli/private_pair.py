@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
 import tempfile
 import threading
 from collections import deque
@@ -15,6 +12,7 @@ from typing import Final
 
 from scheduler_service.cli import children
 from scheduler_service.cli.failures import EXIT_CONFIGURATION, EXIT_UNAVAILABLE, Failure
+from scheduler_service.cli.last_words import error_in
 from scheduler_service.cli.options import EMBEDDED_MODEL
 from scheduler_service.cli.output import progress
 from scheduler_service.cli.readiness import wait_until_serving
@@ -28,8 +26,6 @@ from scheduler_service.runtime_paths import (
 
 # Enough to hold a traceback and what led to it.
 _KEPT_LINES: Final = 60
-# Every error names what it is about in brackets.
-_ERROR: Final = re.compile(r"\[[a-z][a-z0-9_]*\] .+")
 # The command has its answer or its error by then; nothing is left to finish.
 _GRACE_SECONDS: Final = 3.0
 
@@ -108,12 +104,3 @@ def _last_run(lines: list[str]) -> list[str]:
     ends = [index for index, line in enumerate(lines) if line.startswith("ended with ")]
     start = ends[-2] + 1 if len(ends) > 1 else 0
     return lines[start : ends[-1] if ends else None]
-
-
-def error_in(line: str) -> str:
-    """Return the error in a line of a service's output, plain or logged; empty where none is."""
-    # A line that is not JSON is taken as it is.
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        line = str(json.loads(line)["error"])
-    found = _ERROR.search(line)
-    return found[0] if found else ""

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Final
 
+from scheduler_service import supervised
+from scheduler_service.cli.last_words import error_in
+
 # Takes the name of a child and one line, of its output or about it.
 LineSink = Callable[[str, str], None]
 
@@ -27,14 +30,22 @@ _EXIT_CONFIGURATION: Final = 78
 _WATCHDOG: Final = 'read -r line; kill -s TERM -- "-$1"'
 # A child begins once its watchdog is there; a supervisor killed before that never lets it begin.
 _GATE: Final = 'read -r go && exec "$@" </dev/null'
+_HEARING_GATE: Final = 'read -r go && exec "$@"'
+# Signals that come from outside: what a process wrote before them says nothing about its end.
+_OUTSIDE: Final = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process to run."""
+    """A process to run.
+
+    One that `hears_failures` gets a line on its standard input for a child that is given up, and
+    the variable of `scheduler_service.supervised`.
+    """
 
     name: str
     argv: tuple[str, ...]
+    hears_failures: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +75,20 @@ class ChildFailure:
 
     name: str
     returncode: int  # negative: the signal that ended it
+    num_quick_deaths: int = 0  # in a row, this one included
+    last_words: str = ""  # the last line that it wrote
 
     def __str__(self) -> str:
-        return f"[supervisor] {self.name} must keep running, got {describe_exit(self.returncode)}"
+        text = f"[supervisor] {self.name} must keep running, got {describe_exit(self.returncode)}"
+        if self.num_quick_deaths > 1 and self.returncode != _EXIT_CONFIGURATION:
+            text += f" ({self.num_quick_deaths} quick deaths in a row)"
+        return text
+
+    def whole_story(self) -> str:
+        """Return the failure in one line for somebody who did not see the child's output."""
+        if not self.last_words or self.returncode in _OUTSIDE:
+            return str(self)
+        return f"{self}; its last words: {error_in(self.last_words) or self.last_words}"
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +98,7 @@ class _Running:
     watchdog: subprocess.Popen[bytes]
     reader: threading.Thread
     started_at: float
+    last_words: list[str]  # the last line of its output, once there is one
     quick_deaths: int = 0
     restart_at: float | None = None  # when to start it again; None while it runs
 
@@ -87,6 +110,14 @@ def describe_exit(returncode: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-returncode).name
     return f"signal {-returncode}"
+
+
+def _tell(process: subprocess.Popen[bytes], line: str) -> None:
+    """Write a line to a child's standard input, if it still reads."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(f"{line}\n".encode())
+        process.stdin.flush()
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -179,29 +210,39 @@ class Supervisor:
         if returncode == _EXIT_CONFIGURATION or delay is None:
             # A wrong configuration does not heal by itself.
             self._sink(running.child.name, f"ended with {how}")
-            self.failure = ChildFailure(running.child.name, returncode)
+            self.failure = ChildFailure(
+                running.child.name,
+                returncode,
+                running.quick_deaths,
+                "".join(running.last_words),
+            )
             return
         self._sink(running.child.name, f"ended with {how}; starting it again in {delay:g} s")
         running.restart_at = now + delay
 
     def _restart(self, running: _Running) -> None:
         fresh = self._spawn(running.child)
-        running.process, running.watchdog, running.reader = (
+        running.process, running.watchdog, running.reader, running.last_words = (
             fresh.process,
             fresh.watchdog,
             fresh.reader,
+            fresh.last_words,
         )
         running.started_at = fresh.started_at
         running.restart_at = None
 
     def _spawn(self, child: Child) -> _Running:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if child.hears_failures:
+            environment[supervised.VARIABLE] = "1"
+        gate_script = _HEARING_GATE if child.hears_failures else _GATE
         process = subprocess.Popen(
-            ("/bin/sh", "-c", _GATE, "gate", *child.argv),
+            ("/bin/sh", "-c", gate_script, "gate", *child.argv),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env=environment,
         )
         watchdog = subprocess.Popen(
             ("/bin/sh", "-c", _WATCHDOG, "watchdog", str(process.pid)),
@@ -212,24 +253,35 @@ class Supervisor:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as gate:
-            gate.write(b"go\n")
+        _tell(process, "go")
+        if not child.hears_failures:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        last_words: list[str] = []
         reader = threading.Thread(
-            target=self._read, args=(child.name, process.stdout), name=f"{child.name}-output"
+            target=self._read,
+            args=(child.name, process.stdout, last_words),
+            name=f"{child.name}-output",
         )
         reader.daemon = True
         reader.start()
-        return _Running(child, process, watchdog, reader, self._clock())
+        return _Running(child, process, watchdog, reader, self._clock(), last_words)
 
-    def _read(self, name: str, stream: IO[bytes]) -> None:
+    def _read(self, name: str, stream: IO[bytes], last_words: list[str]) -> None:
         with stream:
-            while line := stream.readline(_LINE_LIMIT_BYTES):
-                self._sink(name, line.decode(errors="replace").rstrip("\r\n"))
+            while data := stream.readline(_LINE_LIMIT_BYTES):
+                line = data.decode(errors="replace").rstrip("\r\n")
+                if line.strip():
+                    last_words[:] = [line.strip()]
+                self._sink(name, line)
 
     def _reap(self, running: _Running) -> None:
         """Tidy up after a child that has ended, and end what is left of its process group."""
         running.watchdog.kill()
         running.watchdog.communicate()
+        if running.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                running.process.stdin.close()
         _kill_group(running.process)
         # Its output ends with it, unless something outside its group holds the pipe.
         running.reader.join(timeout=1.0)
@@ -239,6 +291,10 @@ class Supervisor:
         with self._lock:
             children, self._running = self._running, []
             self._closed = True
+        if self.failure is not None:
+            for running in children:
+                if running.child.hears_failures and running.restart_at is None:
+                    _tell(running.process, self.failure.whole_story())
         for running in children:
             if running.restart_at is None:
                 self._end(running)

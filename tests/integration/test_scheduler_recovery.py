@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from isobatch.executor.v1 import token_rows_pb2
@@ -126,13 +128,21 @@ async def test_an_executor_process_that_dies_comes_back() -> None:
             await harness.wait_serving()
 
 
-async def _ends_unavailable(call: Any) -> None:
+async def _ends_unavailable(
+    call: Any, words: str, *, reason: str = "EXECUTOR_UNAVAILABLE", pushback: str = "500"
+) -> None:
+    """The call must end so, with words that match; a negative pushback forbids another attempt."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert re.fullmatch(words, caught.value.details() or "")
+    assert ("grpc-retry-pushback-ms", pushback) in list(caught.value.trailing_metadata())
     status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
     assert status is not None
-    assert len(status.details) == 2
+    assert len(status.details) == (2 if pushback != "-1" else 1)
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    assert info.reason == reason
 
 
 async def test_past_the_recovery_deadline_requests_end_with_unavailable() -> None:
@@ -143,10 +153,49 @@ async def test_past_the_recovery_deadline_requests_end_with_unavailable() -> Non
             await harness.wait_serving()
             call = harness.generate(text="wait", stopping=STOPPING)
             await _until_step(executor, 5)
-        await _ends_unavailable(call)
-        await _ends_unavailable(harness.generate(text="late"))
+        words = r"\[executor\] it must answer again within 0.2 s, got no session"
+        await _ends_unavailable(call, words)
+        await _ends_unavailable(harness.generate(text="late"), words)
         assert harness.metric("requests_total", outcome="error") == 1
         executor.restart()
+        async with executor.serving(harness.executor_address):
+            await harness.wait_serving()
+            await _stream(harness, 12)
+
+
+async def test_sessions_that_get_nowhere_are_counted_in_the_error() -> None:
+    """The executor comes back again and again, and dies of the first step each time."""
+    executor = FakeExecutor()
+
+    async def die(step: token_rows_pb2.Step) -> None:
+        executor.restart()
+        raise DropSession
+
+    async with running(executor, recovery_deadline_seconds=0.5) as harness:
+        await _stream(harness, 12)
+        executor.before_step = die
+        call = harness.generate(text="wait", stopping=STOPPING)
+        words = r"\[executor\] it must answer again within 0.5 s, got [1-9]\d* sessions lost before"
+        await _ends_unavailable(call, words)
+
+
+async def test_an_executor_that_is_given_up_ends_requests_at_once_and_says_why() -> None:
+    """Whoever starts it has said that it will not come back: nobody waits for the deadline."""
+    executor = FakeExecutor(step_seconds=0.001)
+    why = "[supervisor] executor must keep running, got SIGSEGV"
+    settings = {"recovery_deadline_seconds": 600.0, "drain_seconds": 600.0}
+    async with running(start_executor=False, fake=executor, **settings) as harness:
+        async with executor.serving(harness.executor_address):
+            await harness.wait_serving()
+            call = harness.generate(text="wait", stopping=STOPPING)
+            await _until_step(executor, 5)
+        harness.server.engine.give_executor_up(why)
+        expected = {"words": re.escape(why), "reason": "EXECUTOR_FAILED", "pushback": "-1"}
+        await _ends_unavailable(call, **expected)
+        await _ends_unavailable(harness.generate(text="late"), **expected)
+        assert not harness.server.engine.served.loop.state.requests  # type: ignore[union-attr]
+        executor.restart()
+        # Should it come back all the same, all is well.
         async with executor.serving(harness.executor_address):
             await harness.wait_serving()
             await _stream(harness, 12)

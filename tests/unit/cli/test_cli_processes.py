@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from isobatch.scheduler.v1 import sampling_pb2
-from scheduler_service.cli.private_pair import error_in
+from scheduler_service.cli.last_words import error_in
 from tests.support import fake_scheduler
 from tests.support.fake_scheduler import FakeScheduler
 

@@ -116,8 +116,9 @@ def test_child_that_keeps_dying_is_given_up() -> None:
     supervisor.start(shell("steady", STEADY))
     lines.wait("steady", "up")
     supervisor.start(shell("broken", "echo try; exit 3"))
-    assert supervisor.run() == ChildFailure("broken", 3)
-    assert str(supervisor.failure) == "[supervisor] broken must keep running, got exit code 3"
+    assert supervisor.run() == ChildFailure("broken", 3, num_quick_deaths=3, last_words="try")
+    said = "[supervisor] broken must keep running, got exit code 3 (3 quick deaths in a row)"
+    assert str(supervisor.failure) == said
     assert sum(1 for name, line in lines.all if (name, line) == ("broken", "try")) == 3
     assert ("steady", "goodbye") in lines.all
 
@@ -127,8 +128,39 @@ def test_configuration_error_is_not_tried_again() -> None:
     lines = Lines()
     supervisor = Supervisor(lines, policy=FAST)
     supervisor.start(shell("executor", "echo no such model; exit 78"))
-    assert supervisor.run() == ChildFailure("executor", 78)
+    failure = supervisor.run()
+    assert failure == ChildFailure("executor", 78, num_quick_deaths=1, last_words="no such model")
     assert lines.all == [("executor", "no such model"), ("executor", "ended with exit code 78")]
+
+
+def test_a_child_that_hears_failures_is_told_before_it_ends() -> None:
+    """In one line, with the last words of the one that is given up; others have no input."""
+    lines = Lines()
+    supervisor = Supervisor(lines, policy=FAST)
+    hear = 'trap "" TERM; echo "up $ISOBATCH_SUPERVISED"; read -r line; echo "heard $line"'
+    supervisor.start(Child("scheduler", ("/bin/sh", "-c", hear), hears_failures=True))
+    lines.wait("scheduler", "up 1")
+    supervisor.start(shell("other", 'read -r x || echo "no input $ISOBATCH_SUPERVISED"; ' + STEADY))
+    lines.wait("other", "no input")
+    supervisor.start(shell("executor", "echo loading; echo 'error=[model] gone'; echo; exit 78"))
+    supervisor.run()
+    told = "executor must keep running, got exit code 78; its last words: [model] gone"
+    assert ("scheduler", f"heard [supervisor] {told}") in lines.all
+    assert ("other", "no input ") in lines.all
+
+
+@pytest.mark.parametrize(
+    ("returncode", "words"),
+    [
+        (1, "got exit code 1; its last words: RuntimeError: x"),
+        (-11, "got SIGSEGV; its last words: RuntimeError: x"),
+        # Somebody else ended it, whatever it said before.
+        (-9, "got SIGKILL"),
+    ],
+)
+def test_last_words_count_where_they_may_say_something(returncode: int, words: str) -> None:
+    failure = ChildFailure("executor", returncode, 1, "RuntimeError: x")
+    assert failure.whole_story() == f"[supervisor] executor must keep running, {words}"
 
 
 def test_first_child_ends_before_the_second_is_told() -> None:
