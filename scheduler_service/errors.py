@@ -238,6 +238,7 @@ def from_core(error: core_errors.CoreError) -> ServiceError:
 _FIELD_PATHS: Mapping[str, str] = {
     "prompt": "prompt",
     "max_tokens": "stopping.max_tokens",
+    "num_samples": "num_samples",
 }
 
 

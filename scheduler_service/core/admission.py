@@ -25,7 +25,8 @@ def submit(state: SchedulerState, *requests: Request) -> None:
     Clips their `max_tokens`. Samples of one prompt are several requests with the same tokens.
 
     Raises:
-        InvalidParameterError: A prompt is empty or a `max_tokens` is below 1.
+        InvalidParameterError: A prompt is empty, a `max_tokens` is below 1, or they are more than
+            may ever wait.
         DuplicateRequestError: A live request or another one of these has the same id, or a live
             one belongs to a call of the same id.
         PromptTooLongError: Prompt and one token exceed the context or the whole pool.
@@ -78,6 +79,10 @@ def _check_call(state: SchedulerState, requests: Sequence[Request]) -> None:
 
 def _check_queue(state: SchedulerState, requests: Sequence[Request]) -> None:
     limits, waiting, rate = state.limits, state.waiting, state.service_rate
+    if len(requests) > limits.max_num_waiting:
+        # However empty the queue gets.
+        rule = f"must be at most max_num_waiting, {limits.max_num_waiting}"
+        raise InvalidParameterError("submit", "num_samples", rule, len(requests))
     num_waiting = len(waiting) + len(requests)
     excess = num_waiting - limits.max_num_waiting
     if excess > 0:

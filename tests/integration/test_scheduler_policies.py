@@ -164,11 +164,28 @@ async def test_a_call_lives_until_its_last_sample_has_ended() -> None:
 
 
 async def test_samples_that_do_not_all_fit_the_queue_are_refused_together() -> None:
-    async with running(FakeExecutor(), max_num_waiting=3) as harness:
-        found = await _refusal(harness.generate(text="x", num_samples=4))
+    async with running(
+        FakeExecutor(step_seconds=0.001), max_num_seqs=1, max_num_waiting=3
+    ) as harness:
+        calls = [await _holding(harness), harness.generate(text="wait")]
+        await anext(aiter(calls[1]))
+        found = await _refusal(harness.generate(text="x", num_samples=3))
         assert found[:2] == (CODE.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        for call in calls:
+            call.cancel()
         await harness.wait_idle()
         assert harness.metric("refusals_total", reason="queue_requests") == 1
+
+
+async def test_more_samples_than_the_queue_ever_holds_are_an_invalid_request() -> None:
+    async with running(FakeExecutor(), max_num_waiting=3) as harness:
+        call = harness.generate(text="x", num_samples=4)
+        found = await _refusal(call)
+        assert found == (CODE.INVALID_ARGUMENT, "INVALID_PARAMETER", {}, None)
+        words = "[submit] num_samples must be at most max_num_waiting, 3, got 4"
+        assert await call.details() == words
+        await harness.wait_idle()
+        assert harness.metric("refusals_total", reason="invalid") == 1
 
 
 async def test_a_higher_class_goes_first_and_takes_a_slot() -> None:

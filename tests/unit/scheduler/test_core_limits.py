@@ -9,6 +9,7 @@ import pytest
 from scheduler_service.core import (
     DeadlineUnreachableError,
     DuplicateRequestError,
+    InvalidParameterError,
     Priority,
     QueueFullError,
     RequestId,
@@ -44,6 +45,18 @@ def test_one_request_may_be_longer_than_the_bound_of_tokens() -> None:
     state = state_with(make_limits(waiting_tokens=20), make_request("a", 50))
     with pytest.raises(QueueFullError):
         submit(state, make_request("b", 1))
+
+
+def test_more_samples_than_may_ever_wait_are_invalid() -> None:
+    """Trying again would never help, so it is no full queue."""
+    state = SchedulerState(make_limits(waiting=2))
+    rule = "num_samples must be at most max_num_waiting, 2, got 3"
+    with pytest.raises(InvalidParameterError, match=rule):
+        submit(state, *(make_request(name) for name in "abc"))
+    assert not state.requests
+    submit(state, make_request("a"), make_request("b"))
+    with pytest.raises(QueueFullError):
+        submit(state, make_request("c"), make_request("d"))
 
 
 def test_samples_come_together_or_not_at_all() -> None:
