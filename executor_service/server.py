@@ -20,6 +20,7 @@ from executor_service.engine.memory import give_back
 from executor_service.engine_thread import EngineThread
 from executor_service.errors import ConfigError, DrainingError, StartError
 from executor_service.host import Host
+from executor_service.kv_cache.sizing import memory_mb_for
 from executor_service.metrics import Metrics
 from executor_service.prefix_metrics import PrefixCacheCollector
 from executor_service.servicer import ExecutorServicer
@@ -172,6 +173,18 @@ class Server:
             blocks=model.num_blocks,
             load_seconds=round(seconds, 3),
         )
+        context_length = engine.capabilities.limits.context_length
+        if (held := model.num_blocks * model.block_size) < context_length:
+            # By default it is as large as most need, which for long contexts may be less.
+            log = _LOG.warning if self._config.kv_memory_mb else _LOG.info
+            log(
+                "the key/value cache holds less than one sequence of the model's whole context",
+                tokens=held,
+                context_length=context_length,
+                kv_memory_mb_needed=memory_mb_for(
+                    context_length, model.block_size, engine.kv_pool_bytes // model.num_blocks
+                ),
+            )
         if minds_company(self._config.policy, build.backend):
             _LOG.warning(
                 "this kernel policy is for comparison: other requests may change results",

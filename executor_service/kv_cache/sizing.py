@@ -22,6 +22,11 @@ def block_bytes(dimensions: Dimensions, block_size: int) -> int:
     return per_position * block_size * _ELEMENT_BYTES
 
 
+def memory_mb_for(num_positions: int, block_size: int, bytes_per_block: int) -> int:
+    """Return the least MiB whose blocks hold so many positions of one sequence."""
+    return -(-(-(-num_positions // block_size) * bytes_per_block) // 2**20)
+
+
 def num_blocks(dimensions: Dimensions, block_size: int, memory_mb: int, machine_bytes: int) -> int:
     """Return the number of blocks.
 

@@ -97,7 +97,9 @@ class Conversation:
                 with contextlib.suppress(KeyboardInterrupt):
                     for event in stream:
                         output.write_text(event.text)
-                    cut = output.cut_line(stream.completion(), self._params.max_tokens)
+                    cut = output.cut_line(
+                        stream.completion(), self._params.max_tokens, self._client
+                    )
                 click.echo()
                 if cut:
                     output.note(cut)

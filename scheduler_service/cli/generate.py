@@ -110,7 +110,7 @@ def command(
             else:
                 if num_samples > 1:
                     _print_sample(completion)
-                if cut := output.cut_line(completion, sampling["max_tokens"]):
+                if cut := output.cut_line(completion, sampling["max_tokens"], client):
                     output.note(cut)
             if show_stats or (not as_json and sys.stderr.isatty()):
                 output.note(output.stats_line(completion))

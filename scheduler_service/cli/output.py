@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from scheduler_service.client import Completion
+    from scheduler_service.client import Client, Completion
 
+# Longest wait for what is only a remark.
+_ASK_SECONDS: Final = 2.0
 # Control characters other than tab and line feed. A model's text may hold terminal commands.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -67,9 +70,12 @@ def stats_line(completion: Completion) -> str:
     return " | ".join(parts)
 
 
-def cut_line(completion: Completion, max_tokens: int | None) -> str:
-    """Return a line that says what cut an answer off; empty where it ended by itself."""
-    from scheduler_service.client import FinishReason
+def cut_line(completion: Completion, max_tokens: int | None, client: Client) -> str:
+    """Return a line that says what cut an answer off; empty where it ended by itself.
+
+    Asks the server for the model's context where the limit of tokens was not what did it.
+    """
+    from scheduler_service.client import FinishReason, IsobatchError
 
     usage = completion.usage
     if completion.finish_reason is not FinishReason.LENGTH:
@@ -79,6 +85,14 @@ def cut_line(completion: Completion, max_tokens: int | None) -> str:
             f"The answer was cut at {usage.num_generated_tokens} tokens; --max-tokens allows more."
         )
     total = usage.num_prompt_tokens + usage.num_generated_tokens
+    contexts: list[int] = []
+    with contextlib.suppress(IsobatchError):
+        contexts = [each.context_length for each in client.list_models(timeout=_ASK_SECONDS)[:1]]
+    if any(total < each for each in contexts):
+        return (
+            f"The answer was cut: with {total} tokens the executor's key/value cache is full; "
+            f"a larger kv_memory_mb allows more, up to the model's context of {contexts[0]}."
+        )
     return f"The answer was cut: with {total} tokens the model's context is full."
 
 

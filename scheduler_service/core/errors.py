@@ -48,12 +48,18 @@ class PromptTooLongError(CoreError):
     """
 
     def __init__(self, num_prompt_tokens: int, context_length: int, pool_capacity: int) -> None:
-        limit = min(context_length, pool_capacity)
-        name = "context" if context_length <= pool_capacity else "block pool"
-        super().__init__(
-            f"[submit] prompt must have at most {limit - 1} tokens to leave room for one more "
-            f"in the {name} of {limit}, got {num_prompt_tokens}"
-        )
+        needed = num_prompt_tokens + 1
+        if needed <= context_length:
+            super().__init__(
+                f"[submit] the executor's key/value cache must hold the {num_prompt_tokens} tokens "
+                f"of the prompt and one more, {needed} in all, got room for {pool_capacity}: "
+                "its kv_memory_mb is too small"
+            )
+        else:
+            super().__init__(
+                f"[submit] prompt must have at most {context_length - 1} tokens to leave room for "
+                f"one more in the context of {context_length}, got {num_prompt_tokens}"
+            )
         self.num_prompt_tokens = num_prompt_tokens
         self.context_length = context_length
         self.pool_capacity = pool_capacity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -139,6 +140,20 @@ def test_a_port_in_use_is_named(folder: Path, model: Path) -> None:
             "--metrics-port", port,
         )  # fmt: skip
     assert f"metrics_port must be free, got {port}" in said
+
+
+def test_a_cache_below_one_context_is_warned_of_with_the_memory_it_takes(folder: Path) -> None:
+    model = folder / "long.gguf"
+    write_gguf(model, TinyShape(num_layers=1, vocab_size=64, context_length=65536), "Q4_1")
+    words = "cache holds less than one sequence of the model's whole context"
+    with _executor(folder, model) as service:
+        said = service.log.read_text()
+    assert words in said
+    found = re.search(r" kv_memory_mb_needed=(\d+)", said)
+    assert found is not None
+    for memory_mb, is_warned in ((int(found[1]), False), (int(found[1]) - 1, True)):
+        with _executor(folder, model, "--kv-memory-mb", str(memory_mb)) as service:
+            assert (words in service.log.read_text()) is is_warned
 
 
 def test_bad_flags_are_refused() -> None:

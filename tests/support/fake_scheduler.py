@@ -163,6 +163,7 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, path: Path) -> None:
         self.address = f"unix:{path}"
         self.script: Script = answer
+        self.context_length = 2048
         self.requests: list[scheduler_service_pb2.GenerateRequest] = []
         self.tokenize_requests: list[scheduler_service_pb2.TokenizeRequest] = []
         self.cancelled_ids: list[str] = []
@@ -210,7 +211,7 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServiceServicer):
                 scheduler_service_pb2.ModelInfo(
                     model="toy",
                     architecture="llama",
-                    context_length=2048,
+                    context_length=self.context_length,
                     vocab_size=300,
                     numeric_class="X1",
                     weights_digest="abc123",

@@ -361,8 +361,14 @@ def test_an_answer_cut_by_the_context_says_so(run: Run, fake: FakeScheduler) -> 
         yield fake_scheduler.finished(2)
 
     fake.script = short
+    fake.context_length = 5
     words = "The answer was cut: with 5 tokens the model's context is full.\n"
     assert run("generate", "-p", "x").stderr == words
+    assert run("chat", text="x\n").stderr.endswith(words)
+    # Its cache has not even room for that.
+    fake.context_length = 2048
+    words = "cache is full; a larger kv_memory_mb allows more, up to the model's context of 2048.\n"
+    assert run("generate", "-p", "x").stderr.endswith(words)
     assert run("chat", text="x\n").stderr.endswith(words)
 
 

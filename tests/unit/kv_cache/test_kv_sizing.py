@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executor_service.errors import ConfigError
-from executor_service.kv_cache.sizing import block_bytes, num_blocks
+from executor_service.kv_cache.sizing import block_bytes, memory_mb_for, num_blocks
 from isobatch_kernels.program import Dimensions
 
 # 30 layers, 3 key/value heads of 64: 368,640 bytes for 16 positions.
@@ -24,6 +24,13 @@ def test_the_default_holds_64_conversations_of_1024_tokens() -> None:
 def test_the_default_takes_at_most_a_quarter_of_the_machine() -> None:
     count = num_blocks(DIMENSIONS, 16, 0, 4 * GIB)
     assert count * 368640 <= GIB < (count + 1) * 368640
+
+
+def test_the_memory_for_a_context_is_the_least_that_holds_it() -> None:
+    for num_positions in (1, 16, 17, 8192):
+        memory_mb = memory_mb_for(num_positions, 16, 368640)
+        assert num_blocks(DIMENSIONS, 16, memory_mb, 64 * GIB) * 16 >= num_positions
+        assert memory_mb == 1 or memory_mb - 1 < -(-num_positions // 16) * 368640 / 2**20
 
 
 def test_a_given_memory_is_used_as_it_is() -> None:
