@@ -226,8 +226,10 @@ class Engine:
         is_resumed = broken is not None and session.scheduler_epoch == broken.scheduler_epoch
         if not is_resumed:
             model.loop.requests.restart(self._limits(description.capabilities))
-            if model.capabilities.draft is not None or description.capabilities.draft is not None:
-                # The new executor's draft model knows no sequence, and may be another one.
+            before = model.loop.speculator
+            has_asked = before is not None and before.has_draft_model
+            if has_asked or description.capabilities.draft is not None:
+                # The new executor's draft model knows no sequence, may be another one or be gone.
                 model.loop.speculator = self._speculator(description.capabilities)
         reason = ReconnectReason.RESUMED if is_resumed else ReconnectReason.RESTARTED
         self._count_reconnect(model, reason)

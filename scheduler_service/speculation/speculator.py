@@ -102,6 +102,11 @@ class Speculator:
         """Sequences that something is kept for."""
         return len(self._known)
 
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether the executor's draft model may be asked."""
+        return self._draft_model is not None
+
     def ask(self, state: SchedulerState, *, goes_ahead: bool = False) -> DraftWork | None:
         """Return work for the draft model before the next step, or None when there is no more.
 

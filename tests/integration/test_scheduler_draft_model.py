@@ -270,3 +270,19 @@ async def test_auto_takes_a_lookup_where_there_is_one_and_else_the_draft_model()
         assert drafted(harness, "draft") - before >= 3
         stats = await harness.stub.GetStats(pb.GetStatsRequest())
         assert stats.num_accepted_draft_tokens > 0
+
+
+async def test_executors_that_come_back_with_and_without_a_draft_model() -> None:
+    """Each time what is asked of it is what it has; requests go on, whoever drafts."""
+    executor = FakeExecutor(cost_points=TARGET_CURVE, max_top_k=4)
+    with_draft = drafting().drafter
+    async with running(executor, speculation="auto", fixed_draft_tokens=3) as harness:
+        for drafter in (None, with_draft, None, with_draft):
+            if drafter is not executor.drafter:
+                executor.drafter = drafter
+                executor.restart()
+            check(PROMPTS, await ask(harness, PROMPTS, PARAMS["free"]), PARAMS["free"])
+            await harness.wait_idle()
+        assert drafter_of(harness).requests
+        # Nobody was asked for what it has not: that would have ended the session.
+        assert harness.metric("executor_reconnects_total", reason="restarted") == 3
