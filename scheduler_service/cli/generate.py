@@ -20,6 +20,7 @@ from scheduler_service.cli.options import (
     private_server_options,
     trace_options,
 )
+from scheduler_service.cli.output_files import check_writable
 from scheduler_service.cli.trace_files import write_trace
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def command(
         raise click.UsageError("--trace-kv needs --trace FILE")
     if num_samples > 1 and trace_path is not None:
         raise click.UsageError("--trace needs --n 1")
+    check_writable("trace", trace_path)
     text = given_or_stdin(prompt, "--prompt")
     with connected_or_private(
         address,
@@ -101,8 +103,6 @@ def command(
             timeout=timeout,
             stream_text=not as_json and num_samples == 1,
         )
-        if trace_path is not None:
-            write_trace(trace_path, completions[0].trace)
         for completion in completions:
             if as_json:
                 # The trace has its own file, and is no text.
@@ -114,6 +114,9 @@ def command(
                     output.note(cut)
             if show_stats or (not as_json and sys.stderr.isatty()):
                 output.note(output.stats_line(completion))
+        if trace_path is not None:
+            # Last, so that the answer is there whatever becomes of its trace.
+            write_trace(trace_path, completions[0].trace)
 
 
 def _print_sample(completion: Completion) -> None:

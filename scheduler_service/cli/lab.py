@@ -13,6 +13,7 @@ import click
 
 from scheduler_service.cli import output
 from scheduler_service.cli.options import EMBEDDED_MODEL
+from scheduler_service.cli.output_files import check_writable, write_file
 from scheduler_service.cli.private_executors import private_executors
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def article(
     from scheduler_service.lab import report as reports
     from scheduler_service.lab.article import POLICIES
 
+    for file in (json_file, html):
+        check_writable("lab", file)
     flags = {
         policy: (
             "--policy", policy, "--threshold-rows", str(threshold_rows), "--profile", "off",
@@ -78,9 +81,9 @@ def article(
     ):
         report = asyncio.run(_run(addresses, check, quick=quick, threshold_rows=threshold_rows))
     if json_file is not None:
-        json_file.write_text(json.dumps(reports.as_json(report), indent=1) + "\n", "utf-8")
+        write_file("lab", json_file, f"{json.dumps(reports.as_json(report), indent=1)}\n".encode())
     if html is not None:
-        html.write_text(reports.as_html(report), "utf-8")
+        write_file("lab", html, reports.as_html(report).encode())
     click.echo(reports.as_text(report))
 
 

@@ -8,6 +8,7 @@ import click
 
 from scheduler_service.cli.failures import EXIT_INVALID, Failure
 from scheduler_service.cli.options import json_option
+from scheduler_service.cli.output_files import check_writable
 from scheduler_service.cli.run_again import Server, note_company, server_options, tell
 from scheduler_service.cli.trace_files import read_trace, write_trace
 
@@ -38,6 +39,7 @@ def command(
     """
     from scheduler_service.tracing.compare import compare, obstacles
 
+    check_writable("trace", trace_path)
     recorded = read_trace(trace)
     replayed, data = server.run(recorded, same_class=True)
     if trace_path is not None:

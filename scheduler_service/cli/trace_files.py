@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler_service.cli.failures import EXIT_FAILURE, EXIT_USAGE, Failure
+from scheduler_service.cli.output_files import write_file
 
 if TYPE_CHECKING:
     from scheduler_service.tracing.model import Trace
@@ -14,15 +14,9 @@ if TYPE_CHECKING:
 
 def write_trace(path: Path, data: bytes) -> None:
     """Write a trace for this user alone: it holds the prompt."""
-    try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise Failure(
-            f"[trace] the file must be writable, got {path}: {error.strerror}", EXIT_FAILURE
-        ) from None
     if not data:
         raise Failure("[trace] the server must know traces, got none from it", EXIT_FAILURE)
+    write_file("trace", path, data, 0o600)
 
 
 def read_trace(path: Path) -> Trace:

@@ -139,4 +139,5 @@ def test_a_server_that_knows_no_traces_is_told_of(tmp_path: Path, fake: FakeSche
     result = _run("generate", "-p", "hello", "--raw", "--trace", path, *address)
     assert result.exit_code == 1
     assert "the server must know traces, got none" in result.stderr
+    assert not path.exists()
     assert _run("generate", "-p", "x", "--trace-kv", *address).exit_code == 2
