@@ -3,7 +3,7 @@
 ```
 ServiceError                      code, reason, metadata, violations, retry delay
 ├── InvalidRequestError           INVALID_ARGUMENT    INVALID_PARAMETER, INVALID_PROMPT,
-│   │                                                 INVALID_MESSAGE
+│   │                                                 INVALID_MESSAGE, MESSAGE_TOO_LARGE
 │   └── ContextLengthError        INVALID_ARGUMENT    CONTEXT_LENGTH_EXCEEDED
 ├── UnknownModelError             NOT_FOUND           UNKNOWN_MODEL
 ├── DuplicateIdError              ALREADY_EXISTS      DUPLICATE_REQUEST_ID

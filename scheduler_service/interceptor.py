@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from scheduler_service import logs
+from scheduler_service import logs, message_size
 from scheduler_service.errors import InternalError, InvalidRequestError, ServiceError, to_status
 
 _LOG = logs.get_logger(__name__)
@@ -22,8 +22,11 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class _Undecodable:
-    """Stands in for a request whose bytes are no message, so that its handler can say so."""
+class _Unusable:
+    """Stands in for a request whose bytes are none, so that its handler can say why."""
+
+    def __init__(self, why: str, reason: str) -> None:
+        self.error = InvalidRequestError(why, field="", reason=reason)
 
 
 async def abort(context: _Context, error: ServiceError) -> NoReturn:
@@ -90,21 +93,20 @@ def _lenient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
         return None
 
     def read(data: bytes) -> Any:
+        if why := message_size.too_large("grpc", len(data)):
+            return _Unusable(why, message_size.REASON)
         try:
             return deserialize(data)
         except DecodeError:
-            return _Undecodable()
+            why = "[grpc] a request must be a message of the contract, got bytes that are none"
+            return _Unusable(why, "INVALID_MESSAGE")
 
     return read
 
 
 def _check_decoded(request: object) -> None:
-    if isinstance(request, _Undecodable):
-        raise InvalidRequestError(
-            "[grpc] a request must be a message of the contract, got bytes that are none",
-            field="",
-            reason="INVALID_MESSAGE",
-        )
+    if isinstance(request, _Unusable):
+        raise request.error
 
 
 def _map_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:

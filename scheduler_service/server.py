@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
 from isobatch.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
-from scheduler_service import listening, logs, supervised
+from scheduler_service import listening, logs, message_size, supervised
 from scheduler_service.config import SchedulerConfig, socket_path
 from scheduler_service.engine import Engine
 from scheduler_service.errors import ConfigurationError, NotServingError
@@ -36,8 +36,12 @@ _LAST_WORDS_SECONDS = 2.0
 # Beyond so many calls that nobody has taken up, gRPC by itself answers some of them with CANCELLED
 # and no word; its own bound of 1000 lies below the waiting queue's, whose answer is a better one.
 _MAX_PENDING_CALLS = 16_384
+# Above the limit of a request, so that the answer to one that is larger is ours. Beyond this it is
+# gRPC's, RESOURCE_EXHAUSTED without a reason.
+_MAX_READ_BYTES = 4 * message_size.MAX_REQUEST_BYTES
 _OPTIONS = [
     ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MAX_READ_BYTES),
     ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
 ]

@@ -8,6 +8,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from isobatch.scheduler.v1 import sampling_pb2, scheduler_service_pb2
+from scheduler_service import message_size
 from scheduler_service.client._errors import (
     ErrorDetails,
     FieldViolation,
@@ -51,8 +52,8 @@ def generate_request(
 ) -> scheduler_service_pb2.GenerateRequest:
     """Return the message for a prompt.
 
-    Raises InvalidRequestError for values that the message cannot carry, such as a negative top_k;
-    what it can carry is the server's to judge.
+    Raises InvalidRequestError for values that the message cannot carry, such as a negative top_k,
+    and for a message that is too large; what it can carry is the server's to judge.
     """
     request = scheduler_service_pb2.GenerateRequest()
     _set(request, "request_id", request_id)
@@ -97,7 +98,13 @@ def generate_request(
     _set(request, "client_id", params.client_id)
     if params.priority is not None:
         request.priority = _priority(params.priority)
+    _check_size("generate", request)
     return request
+
+
+def _check_size(op: str, request: Message) -> None:
+    if why := message_size.too_large(op, request.ByteSize()):
+        raise InvalidRequestError(why, ErrorDetails(reason=message_size.REASON))
 
 
 def _priority(value: str) -> scheduler_service_pb2.Priority:
@@ -109,13 +116,17 @@ def _priority(value: str) -> scheduler_service_pb2.Priority:
 
 
 def tokenize_request(prompt: Prompt, *, model: str) -> scheduler_service_pb2.TokenizeRequest:
-    """Return the message that asks for the ids of a text or a conversation."""
+    """Return the message that asks for the ids of a text or a conversation.
+
+    Raises InvalidRequestError as `generate_request` does.
+    """
     request = scheduler_service_pb2.TokenizeRequest()
     _set(request, "model", model)
     if isinstance(prompt, str):
         _set(request, "text", prompt)
     else:
         _set_chat(request.chat, prompt)
+    _check_size("tokenize", request)
     return request
 
 

@@ -117,21 +117,23 @@ async def test_an_id_that_is_live_is_refused_and_can_be_used_again(stub: Any) ->
 async def test_b46_a_message_over_the_size_limit_is_refused_by_its_size(
     stub: Any, running: HealthyPair
 ) -> None:
-    """The limit of a message is gRPC's own 4 MiB; one below it is read and judged."""
-    big = ("grpc.max_send_message_length", 16 << 20)
+    """One of 4 MiB is read and judged; far beyond that the answer is gRPC's own."""
+    big = ("grpc.max_send_message_length", 32 << 20)
     async with connected(running.address, big) as wide:
-        for size, code in (
-            (4_194_304, CODE.INVALID_ARGUMENT),
-            (4_194_305, CODE.RESOURCE_EXHAUSTED),
-            (10 << 20, CODE.RESOURCE_EXHAUSTED),
+        for size, code, reason in (
+            (4_194_304, CODE.INVALID_ARGUMENT, "INVALID_PARAMETER"),
+            (4_194_305, CODE.INVALID_ARGUMENT, "MESSAGE_TOO_LARGE"),
+            (16 << 20, CODE.INVALID_ARGUMENT, "MESSAGE_TOO_LARGE"),
+            ((16 << 20) + 1, CODE.RESOURCE_EXHAUSTED, ""),
         ):
             # One field: a byte of tag, four of length, and spaces.
             request = pb.GenerateRequest(request_id=" " * (size - 5))
             assert request.ByteSize() == size
             found = await refused(wide.Generate(request, timeout=60.0))
-            assert found.code is code, size
-            if code is CODE.RESOURCE_EXHAUSTED:
-                assert f"larger than max ({size} vs. 4194304)" in found.message
+            assert (found.code, found.reason) == (code, reason), size
+            if reason == "MESSAGE_TOO_LARGE":
+                rule = f"[grpc] a request must have at most 4194304 bytes, got {size}"
+                assert found.message == rule
 
 
 async def test_bytes_that_are_no_message_end_their_call(running: HealthyPair, stub: Any) -> None:

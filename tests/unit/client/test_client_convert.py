@@ -16,6 +16,7 @@ from scheduler_service.client import (
     GenerationParams,
     InvalidRequestError,
     Priority,
+    Prompt,
     ProtocolError,
     TokenEvent,
     _convert,
@@ -157,6 +158,31 @@ def test_long_values_are_cut_in_messages() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         _convert.generate_request("\udc80" * 10_000, GenerationParams(), **NAMES)
     assert len(caught.value.message) < 400
+
+
+def test_a_request_that_is_too_large_is_not_sent() -> None:
+    """The size is that of the whole message, whatever kind of prompt it holds."""
+
+    def generate(prompt: Prompt) -> object:
+        return _convert.generate_request(prompt, GenerationParams(), **NAMES)
+
+    def tokenize(prompt: Prompt) -> object:
+        return _convert.tokenize_request(prompt, model="toy")
+
+    empty = _convert.generate_request("x", GenerationParams(), **NAMES).ByteSize() - 1
+    # The length of the text itself takes three bytes more than that of one letter.
+    fits = 4_194_304 - empty - 3
+    _convert.generate_request("x" * fits, GenerationParams(), **NAMES)
+    for op, convert, prompt in (
+        ("generate", generate, "x" * (fits + 1)),
+        ("generate", generate, [5] * 4_200_000),
+        ("generate", generate, [ChatMessage("user", "é" * 2_100_000)]),
+        ("tokenize", tokenize, "x" * 4_200_000),
+    ):
+        rule = rf"^\[{op}\] a request must have at most 4194304 bytes, got 4\d{{6}}$"
+        with pytest.raises(InvalidRequestError, match=rule) as caught:
+            convert(prompt)
+        assert caught.value.reason == "MESSAGE_TOO_LARGE"
 
 
 def test_token_delta_becomes_an_event() -> None:
