@@ -292,6 +292,7 @@ class StepLoop:
                 source_refused(self.state, batch)
         else:
             sampled = await self._sample(session, batch, questions, reply.answer)
+            live = {row.request_id for row in batch.rows if self.state.request_of(row) is not None}
             record_step_seconds(self.state, batch, reply.executor_seconds)
             events = apply(self.state, batch, sampled.rows)
             if is_traced:
@@ -308,7 +309,9 @@ class StepLoop:
             )
             if self.speculator is not None:
                 seconds = self._clock() - clock.started - clock.opening_seconds
-                counts = self.speculator.learn(batch, sampled.rows, seconds)
+                # Who has ended meanwhile was told its counts, and nothing is kept of it.
+                rows = {each: came for each, came in sampled.rows.items() if each in live}
+                counts = self.speculator.learn(batch, rows, seconds)
                 count_drafts(counts, self._totals, self._metrics)
         self._sent.popleft()
         if self.state.num_vain_rows != num_vain_rows:

@@ -159,7 +159,7 @@ STEPS = Row("Steps", (
                           "{{model}}"),)),
     Panel("Bound on a step", "Longest step that prompts may make while others decode; 0: no bound.",
           "s", (Query(scheduler("step_bound_seconds"), "{{model}}"),)),
-    Panel("Drafted tokens", "Verified by steps, and of these accepted: each saved a step.", "short",
+    Panel("Drafted tokens", "Verified by steps, and of these accepted: drawn as well.", "short",
           (Query(rate(scheduler("draft_tokens_total"), "model, proposer"), "{{proposer}} drafted"),
            Query(rate(scheduler("accepted_draft_tokens_total"), "model, proposer"),
                  "{{proposer}} accepted"))),

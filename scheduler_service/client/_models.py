@@ -73,7 +73,7 @@ class Usage:
     num_cached_tokens: int
     num_generated_tokens: int
     num_draft_tokens: int = 0  # drafted tokens that were verified
-    num_accepted_draft_tokens: int = 0  # of these; each saved a step
+    num_accepted_draft_tokens: int = 0  # of these; each saved a step, up to the text's end
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,8 @@ def _rows(
     for index, row in enumerate(before.rows):
         if len(row.wanted) != 1 or not is_chosen(row.wanted[0].params):
             return None
-        request = state.running.get(row.request_id)
-        if request is None or not row.is_of(request):
+        request = state.request_of(row)
+        if request is None:
             # It has ended since. What it still takes is given back with this batch.
             blocks.grow(row.start_position, len(row.token_ids))
             continue

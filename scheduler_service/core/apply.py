@@ -40,8 +40,8 @@ def apply(
         state.num_refusals_alone = 0
     events: list[Event] = []
     for row in batch.rows:
-        request = state.running.get(row.request_id)
-        if request is not None and row.is_of(request):
+        request = state.request_of(row)
+        if request is not None:
             _apply_row(state, request, row, sampled.get(row.request_id), events)
         elif was_in_flight:
             state.num_vain_rows += 1
@@ -74,9 +74,9 @@ def _apply_row(
     # What was computed at a drafted token is right as far as it was accepted.
     request.num_computed_tokens += len(accepted)
     request.num_draft_tokens += row.num_draft_tokens
-    for offset, token_id in enumerate((*accepted, sampled.token_id)):
+    request.num_accepted_draft_tokens += len(accepted)
+    for token_id in (*accepted, sampled.token_id):
         request.apply_input(RequestInput.ADVANCE)
-        request.num_accepted_draft_tokens += offset < len(accepted)
         request.output_token_ids.append(token_id)
         state.waiting.charge_output(request)
         index = len(request.output_token_ids) - 1
@@ -130,8 +130,8 @@ def _num_needed(state: SchedulerState, batch: TokenRowBatch) -> int:
     size = state.limits.block_size
     growth = 0
     for row in batch.rows:
-        request = state.running.get(row.request_id)
-        if request is not None and row.is_of(request):
+        request = state.request_of(row)
+        if request is not None:
             held = blocks_for(request.num_held_tokens, size)
             end = request.num_computed_tokens + len(row.token_ids)
             growth += max(0, blocks_for(end, size) - held)

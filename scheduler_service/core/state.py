@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from scheduler_service.core.batch import KvCounts, TokenRowBatch
+from scheduler_service.core.batch import KvCounts, TokenRow, TokenRowBatch
 from scheduler_service.core.capacity import blocks_for
 from scheduler_service.core.cost_curve import NO_CURVE, CostCurve
 from scheduler_service.core.errors import InvalidParameterError
@@ -153,6 +153,11 @@ class SchedulerState:
             return False
         self.in_flight, self.ahead = self.ahead, None
         return True
+
+    def request_of(self, row: TokenRow) -> Request | None:
+        """Return the running request whose present cached state a row continues, or None."""
+        request = self.running.get(row.request_id)
+        return request if request is not None and row.is_of(request) else None
 
     def num_blocks_held(self) -> int:
         """Return the blocks that are held, each sequence counted as if it shared none."""

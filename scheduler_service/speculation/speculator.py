@@ -122,6 +122,7 @@ class Speculator:
         forecast = self._asked_forecast = Forecast(state, self._costs, goes_ahead=goes_ahead)
         if forecast.num_room < 1 or not 0 < len(forecast.decoding) <= MAX_SEQUENCES:
             return None
+        self._meet(forecast)
         step = forecast.step(tuple(forecast.decoding))
         self._draft_costs.set_plain_step(step.next_seconds)
         if not self._controller.may_ask(step, self._draft_costs):
@@ -221,10 +222,7 @@ class Speculator:
         self._num_quiet = 0 if self._num_asked else self._num_quiet + 1
         self._num_asked, self._spent_seconds = 0, 0.0
         self._made, self._proposals = {}, {}
-        for sequence_id in forecast.decoding.keys() - self._known:
-            seconds = forecast.prompt_seconds(forecast.decoding[sequence_id])
-            self._controller.count_plain(sequence_id, seconds)
-        self._known.update(forecast.decoding)
+        self._meet(forecast)
         if forecast.num_room < 1 or len(forecast.decoding) > MAX_SEQUENCES:
             return {}
         for sequence_id, request in forecast.decoding.items():
@@ -240,6 +238,13 @@ class Speculator:
             for sequence_id, count in chosen.items()
             if count
         }
+
+    def _meet(self, forecast: Forecast) -> None:
+        """Know who decodes from now on, before anything is kept of it: it may end at any await."""
+        for sequence_id in forecast.decoding.keys() - self._known:
+            seconds = forecast.prompt_seconds(forecast.decoding[sequence_id])
+            self._controller.count_plain(sequence_id, seconds)
+        self._known.update(forecast.decoding)
 
     def _choose(self, forecast: Forecast, *, is_in_flight: bool) -> dict[SequenceId, int]:
         """Return how much of the proposals is worth a try."""
@@ -324,7 +329,7 @@ class Speculator:
 
         Args:
             batch: The step that the last drafts went into.
-            sampled: What came of its rows.
+            sampled: What came of its rows, without those of requests that have ended.
             step_seconds: What it took, without asking the draft model before.
         """
         self._nap_left = max(0, self._nap_left - 1)
@@ -338,6 +343,8 @@ class Speculator:
             came = sampled.get(row.request_id)
             if came is None or came.token_id is None or not _is_decode(row):
                 continue
+            if row.sequence_id not in self._known:
+                continue  # the last token of a prompt: it may have been its last step as well
             drawn[row.sequence_id] = 1 + len(came.accepted_token_ids)
             tokens = (*came.accepted_token_ids, came.token_id)
             for proposal in self._made.get(row.sequence_id, ()):
@@ -355,7 +362,8 @@ class Speculator:
                     batch.num_tokens, step_seconds, self._forecast.curve,
                     num_drafts=num_drafted, is_ahead=is_ahead,
                 )  # fmt: skip
-            step = self._forecast.step(tuple(drawn), is_ahead=is_ahead)
+            took_part = tuple(row.sequence_id for row in batch.rows if _is_decode(row))
+            step = self._forecast.step(took_part, is_ahead=is_ahead)
             for sequence_id in drawn if self._num_unbooked else ():
                 self._controller.count_plain(sequence_id, self._num_unbooked * step.next_seconds)
             self._num_unbooked = 0
