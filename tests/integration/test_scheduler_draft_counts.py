@@ -1,4 +1,4 @@
-"""What replies say of drafts adds up to what the service says, and nothing is kept of who has ended.
+"""What replies say of drafts adds up to what the service says, and nothing outlives its request.
 
 However requests end beside drafts: by length, by a string or token inside accepted drafts, by a
 cancel while a step verifies them, with another step of them under way or not.
