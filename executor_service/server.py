@@ -56,8 +56,13 @@ _OPTIONS: Final = (
 _LOG = logs.get_logger(__name__)
 
 
-def disk_seconds(elapsed_seconds: float) -> float:
-    """Return how long the disk may take at the end, so long after the process was told to stop."""
+def disk_seconds(elapsed_seconds: float, *, is_hurried: bool = False) -> float:
+    """Return how long the disk may take at the end, so long after the process was told to stop.
+
+    `is_hurried` says that it was told twice.
+    """
+    if is_hurried:
+        return _LEAST_DISK_SECONDS
     return min(CLOSE_SECONDS, max(_LEAST_DISK_SECONDS, _STOP_SECONDS - elapsed_seconds))
 
 
@@ -119,6 +124,11 @@ class Server:
         """Ask to stop: the first time after the live session, the second time at once."""
         self._stop_requests += 1
         self._stop.set()
+        if self._stop_requests == 2:
+            _LOG.warning(
+                "stopping at once: told to stop again",
+                session=self._host.gate.live is not None,
+            )
 
     async def _listen(self, path: Path) -> grpc.aio.Server:
         server = grpc.aio.server(options=_OPTIONS)
@@ -195,7 +205,7 @@ class Server:
         watching.cancel()
         stopped = time.monotonic()
         await self._drain(engine)
-        seconds = disk_seconds(time.monotonic() - stopped)
+        seconds = disk_seconds(time.monotonic() - stopped, is_hurried=self._stop_requests > 1)
         await asyncio.to_thread(self._thread.stop, lambda: engine.close(seconds))
 
     async def _set_health(self, *, is_serving: bool) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import grpc
 import prometheus_client
@@ -33,6 +34,7 @@ _LOG = logs.get_logger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 # After the drain, for the last words of calls that had to be ended.
 _LAST_WORDS_SECONDS = 2.0
+_HURRIED_WORDS_SECONDS = 0.5
 # Beyond so many calls that nobody has taken up, gRPC by itself answers some of them with CANCELLED
 # and no word; its own bound of 1000 lies below the waiting queue's, whose answer is a better one.
 _MAX_PENDING_CALLS = 16_384
@@ -75,6 +77,7 @@ class SchedulerServer:
             config.otlp_endpoint, config.otlp_step_every, version(), time.monotonic, os.environ
         )
         self._calls = LiveCalls()
+        self._hurry = asyncio.Event()
         self._traces: TraceFolder | None = None
         if config.trace_dir:
             self._traces = TraceFolder(Path(config.trace_dir), config.trace_dir_mb * 10**6)
@@ -136,7 +139,9 @@ class SchedulerServer:
             yield engine_task
         finally:
             await self._drain()
-            await server.stop(_LAST_WORDS_SECONDS)
+            await server.stop(
+                _HURRIED_WORDS_SECONDS if self._hurry.is_set() else _LAST_WORDS_SECONDS
+            )
             engine_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await engine_task
@@ -145,6 +150,10 @@ class SchedulerServer:
                 await self._traces.close()
             if self._spans is not None:
                 await asyncio.to_thread(self._spans.close)
+
+    def hurry(self) -> None:
+        """End live requests now instead of draining to the end. Safe to call twice."""
+        self._hurry.set()
 
     async def _drain(self) -> None:
         """Refuse new requests, and let live ones end; those that take too long hear why.
@@ -157,7 +166,7 @@ class SchedulerServer:
         _LOG.info("draining", requests=len(self._calls), grace_seconds=seconds)
         try:
             async with asyncio.timeout(seconds):
-                await self._calls.all_over()
+                await self._calls_over_or_hurried()
         except TimeoutError:
             _LOG.warning("drain_too_short", requests=len(self._calls))
             self.engine.give_up(
@@ -167,6 +176,27 @@ class SchedulerServer:
                     reason="DRAINING",
                 )
             )
+        else:
+            if calls := len(self._calls):
+                _LOG.warning("drain_cut_short", requests=calls, why="told to stop again")
+                self.engine.give_up(
+                    lambda: NotServingError(
+                        "[scheduler] the service is shutting down at once: it was told to "
+                        "stop again",
+                        reason="DRAINING",
+                    )
+                )
+
+    async def _calls_over_or_hurried(self) -> None:
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._calls.all_over()),
+            asyncio.ensure_future(self._hurry.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
 
     @contextlib.contextmanager
     def metrics_port(self) -> Iterator[None]:
@@ -194,11 +224,21 @@ class SchedulerServer:
 
 
 async def serve(config: SchedulerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; raises what ends the engine."""
+    """Serve until SIGTERM or SIGINT, then drain; raises what ends the engine.
+
+    A second signal cuts the drain short.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    scheduler: SchedulerServer | None = None
+
+    def on_signal() -> None:
+        if stop.is_set() and scheduler is not None:
+            scheduler.hurry()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     listening.check_free(config.listen)
     scheduler = SchedulerServer(config)
     with (

@@ -24,6 +24,7 @@ LineSink = Callable[[str, str], None]
 POLL_SECONDS: Final = 0.05
 _LINE_LIMIT_BYTES: Final = 65_536
 _EXIT_CONFIGURATION: Final = 78
+_LAST_WORDS_SECONDS: Final = 1.0
 
 # Ends a child's process group when the supervisor is gone, even by SIGKILL: only the supervisor
 # holds the other end of this script's standard input. (dash knows groups only in this spelling.)
@@ -309,6 +310,11 @@ class Supervisor:
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
+        if self._kill.is_set() and process.poll() is None:
+            # Told a second time, a service ends its answers at once, and says so.
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WORDS_SECONDS)
         if process.poll() is None:
             _kill_group(process)
             process.wait()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from executor_service import session_gate
+from executor_service import server, session_gate
 from isobatch.executor.v1 import capabilities_pb2
 from isobatch.executor.v1 import executor_service_pb2 as pb
 from isobatch.executor.v1 import executor_service_pb2_grpc as pb_grpc
@@ -316,6 +316,22 @@ async def test_a_stop_waits_for_the_live_session(model: Path) -> None:
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert harness.backends[0].is_closed
     assert not harness.socket.exists()
+
+
+async def test_a_second_stop_ends_the_live_session_and_says_so(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(model, drain_seconds=600.0) as harness, session(harness) as client:
+        await client.open(1)
+        harness.server.request_stop()
+        await client.step(step_message(1, [(1, (5,), 0)]))
+        assert "told to stop again" not in caplog.text
+        harness.server.request_stop()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            # Sooner than a session that asks nothing counts as idle.
+            await asyncio.wait_for(client.read(), server.IDLE_SECONDS / 2)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "stopping at once: told to stop again" in caplog.text
 
 
 async def test_provenance_is_told_by_sequence_and_by_handle(harness: Harness) -> None:

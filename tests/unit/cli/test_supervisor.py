@@ -205,6 +205,20 @@ def test_kill_does_not_wait_for_the_grace() -> None:
     assert time.monotonic() - begin < 10
 
 
+def test_kill_tells_a_child_again_before_it_ends_it() -> None:
+    """A service that is told twice gives its answers up with a word to their clients."""
+    lines = Lines()
+    supervisor = Supervisor(lines, grace_seconds=60)
+    first = "trap 'trap \"echo again; exit 0\" TERM; echo busy' TERM; "
+    supervisor.start(shell("a", first + "echo up; while :; do sleep 0.05; done"))
+    lines.wait("a", "up")
+    with watched(supervisor):
+        supervisor.stop()
+        lines.wait("a", "busy")
+        supervisor.kill()
+    assert lines.all[-1] == ("a", "again")
+
+
 def test_no_child_starts_after_the_end() -> None:
     """A start that comes too late must not leave a process behind."""
     lines = Lines()

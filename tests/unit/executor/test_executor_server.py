@@ -18,6 +18,8 @@ from executor_service.models.registry import ModelLocation
 def test_the_disk_gets_what_is_left_of_the_time_to_stop() -> None:
     """A service manager kills after 30 s, whatever the disk does."""
     assert [server.disk_seconds(elapsed) for elapsed in (0.0, 25.0, 40.0)] == [10.0, 3.0, 1.0]
+    # Who was told twice writes no more than that.
+    assert server.disk_seconds(0.0, is_hurried=True) == 1.0
 
 
 def test_signals_are_heeded_before_anything_else_happens(
