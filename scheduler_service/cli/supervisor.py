@@ -294,7 +294,7 @@ class Supervisor:
             self._closed = True
         if self.failure is not None:
             for running in children:
-                if running.child.hears_failures and running.restart_at is None:
+                if running.child.hears_failures and running.process.poll() is None:
                     _tell(running.process, self.failure.whole_story())
         for running in children:
             if running.restart_at is None:

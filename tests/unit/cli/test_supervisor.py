@@ -149,6 +149,22 @@ def test_a_child_that_hears_failures_is_told_before_it_ends() -> None:
     assert ("other", "no input ") in lines.all
 
 
+def test_a_child_that_hears_failures_may_be_the_one_that_fails() -> None:
+    """Nobody is told then, neither at its end nor while it waits to be started again."""
+    lines = Lines()
+    supervisor = Supervisor(lines, policy=FAST)
+    supervisor.start(Child("scheduler", ("/bin/sh", "-c", "exit 78"), hears_failures=True))
+    assert supervisor.run() == ChildFailure("scheduler", 78, num_quick_deaths=1)
+    supervisor = Supervisor(lines, policy=RestartPolicy(first_delay_seconds=60))
+    supervisor.start(Child("scheduler", ("/bin/sh", "-c", "exit 1"), hears_failures=True))
+    while not supervisor._running[0].restart_at:
+        supervisor.check()
+    supervisor.start(shell("executor", "exit 78"))
+    failure = supervisor.run()
+    assert failure is not None
+    assert failure.name == "executor"
+
+
 @pytest.mark.parametrize(
     ("returncode", "words"),
     [
