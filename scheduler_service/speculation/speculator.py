@@ -18,6 +18,7 @@ from scheduler_service.speculation.draft_costs import DraftCosts
 from scheduler_service.speculation.draft_model import DraftModelProposer
 from scheduler_service.speculation.draft_work import DraftReply, DraftRow, DraftWork
 from scheduler_service.speculation.forecast import Forecast
+from scheduler_service.speculation.naps import LONGEST_NAP, SHORTEST_NAP, Naps
 from scheduler_service.speculation.proposer import NO_PROPOSAL, Proposal, Proposer, ProposerKind
 
 MAX_DRAFT_TOKENS: Final = 16
@@ -26,15 +27,6 @@ MAX_DRAFT_TOKENS: Final = 16
 MAX_SEQUENCES: Final = 64
 """Sequences beyond which nobody drafts: rows of neighbours fill a step as well as drafts would, and
 asking for each costs some microseconds."""
-
-
-QUIET_STEPS: Final = 4
-"""Steps without any draft after which none is expected for the next."""
-
-SHORTEST_NAP: Final = 1
-LONGEST_NAP: Final = 8
-"""Most steps from one look for drafts to the next, after many looks that found nothing worth a try:
-looking costs some tenths of a millisecond where a forward pass has emptied the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +67,20 @@ class Speculator:
         self._draft_costs = DraftCosts(draft_curve)
         self._costs = StepCosts()
         self._known: set[SequenceId] = set()
-        # Of the step that is planned or runs: proposals that were made, and the one to be tried.
+        # Of the step that is planned or runs: proposals that were made, the one to be tried,
+        # whether accounts alone keep drafts out, and what it was like; None where nobody looked.
         self._made: dict[SequenceId, list[Proposal]] = {}
         self._proposals: dict[SequenceId, Proposal] = {}
+        self._is_held_back = False
         self._forecast: Forecast | None = None
         # What the proposer said last of each sequence, and of how many known tokens.
         self._looked_up: dict[SequenceId, tuple[tuple[int, int], Proposal]] = {}
-        # Whether drafts of that step were looked for, and kept out by accounts alone.
-        self._has_looked = self._is_held_back = False
         self._prospects = Prospects()
+        self._naps = Naps()
         # Of the requests to the draft model since the last step.
         self._num_asked = 0
         self._spent_seconds = 0.0
         self._asked_forecast: Forecast | None = None
-        # Steps since anything was drafted or asked for.
-        self._num_quiet = 0
-        # Of a nap: how many steps it still takes, how long the last one was, and who ran then.
-        self._nap_left = 0
-        self._nap = 0
-        self._num_running = 0
-        # Steps of a nap that accounts do not know of yet.
-        self._num_unbooked = 0
 
     @property
     def num_known(self) -> int:
@@ -115,7 +100,7 @@ class Speculator:
         """
         self._asked_forecast = None
         model = self._draft_model
-        if self._naps(state):
+        if self._naps.is_on(len(state.running)):
             return None
         if model is None or (self._num_asked and not self._controller.asks_again):
             return None
@@ -193,24 +178,21 @@ class Speculator:
 
         `state` is not changed; no step is in flight. `goes_ahead` is that of `ask`.
         """
-        self._has_looked = False
-        if self._naps(state):
+        self._forget_step()
+        num_running = len(state.running)
+        if self._naps.is_on(num_running):
             return {}
+        has_asked = self._num_asked > 0
         drafts = self._look(state, goes_ahead=goes_ahead)
-        self._has_looked = True
-        if drafts:
-            self._nap = 0
-        elif self._num_quiet >= QUIET_STEPS and not self._controller.asks_again:
-            longest = SHORTEST_NAP if self._is_held_back else LONGEST_NAP
-            self._nap = min(longest, 2 * self._nap or SHORTEST_NAP)
-            self._nap_left, self._num_running = self._nap, len(state.running)
+        longest = SHORTEST_NAP if self._is_held_back else LONGEST_NAP
+        if self._controller.asks_again:
+            longest = 0
+        self._naps.note_look(num_running, longest, has_found=bool(drafts), has_asked=has_asked)
         return drafts
 
-    def _naps(self, state: SchedulerState) -> bool:
-        """Return whether nobody looks for drafts now; who comes or goes ends a nap."""
-        if self._nap_left and len(state.running) != self._num_running:
-            self._nap_left = self._nap = 0
-        return self._nap_left > 0
+    def _forget_step(self) -> None:
+        self._made, self._proposals = {}, {}
+        self._forecast, self._is_held_back = None, False
 
     def _look(self, state: SchedulerState, *, goes_ahead: bool) -> dict[RequestId, tuple[int, ...]]:
         self.forget_ended(state)
@@ -219,9 +201,7 @@ class Speculator:
             state, self._costs, goes_ahead=goes_ahead
         )
         forecast.spent_seconds, self._asked_forecast = self._spent_seconds, None
-        self._num_quiet = 0 if self._num_asked else self._num_quiet + 1
         self._num_asked, self._spent_seconds = 0, 0.0
-        self._made, self._proposals = {}, {}
         self._meet(forecast)
         if forecast.num_room < 1 or len(forecast.decoding) > MAX_SEQUENCES:
             return {}
@@ -249,7 +229,7 @@ class Speculator:
     def _choose(self, forecast: Forecast, *, is_in_flight: bool) -> dict[SequenceId, int]:
         """Return how much of the proposals is worth a try."""
         chosen: dict[SequenceId, int] = {}
-        gain, self._is_held_back = None, False
+        gain = None
         if self._proposals:
             step = forecast.step(tuple(forecast.decoding))
             if is_in_flight:
@@ -259,7 +239,6 @@ class Speculator:
             if not any(chosen.values()):
                 self._is_held_back = self._controller.is_held_back(step, self._proposals)
             else:
-                self._num_quiet = 0
                 gain = self._controller.gain(step, self._proposals, chosen) / step.plain_seconds
         self._prospects.observe(gain)
         return chosen
@@ -271,11 +250,11 @@ class Speculator:
         more than sending it ahead saves, and accounts allow it. What would have been drafted for
         the step in flight says how likely there is something; `draft` is not called before `learn`.
         """
-        if self._naps(state):
+        if self._naps.is_on(len(state.running)):
             return False
         if self._controller.asks_again:
             return True
-        if not self._has_looked:
+        if self._forecast is None:
             self.draft(state, goes_ahead=True)
         forecast = self._forecast
         if forecast is None or not forecast.decoding or forecast.num_room < 1:
@@ -332,12 +311,11 @@ class Speculator:
             sampled: What came of its rows, without those of requests that have ended.
             step_seconds: What it took, without asking the draft model before.
         """
-        self._nap_left = max(0, self._nap_left - 1)
-        self._has_looked = False
         counts: list[RowCounts] = []
-        if self._forecast is None and not self._proposals:
-            self._num_unbooked += 1
-            return counts  # nobody looked for drafts of this step
+        forecast = self._forecast
+        num_unbooked = self._naps.count_step(was_looked_at=forecast is not None)
+        if forecast is None:
+            return counts
         drawn: dict[SequenceId, int] = {}
         for row in batch.rows:
             came = sampled.get(row.request_id)
@@ -353,22 +331,20 @@ class Speculator:
                 kind = self._proposals[row.sequence_id].kind
                 accepted = len(came.accepted_token_ids)
                 counts.append(RowCounts(row.num_draft_tokens, accepted, kind))
-        if self._forecast is not None:
-            num_drafted = sum(row.num_draft_tokens for row in batch.rows)
-            is_ahead = any(row.source.kind is TokenSourceKind.STEP_OUTPUT for row in batch.rows)
-            if all(_is_decode(row) for row in batch.rows):
-                # First, so that accounts know of what the step was seen to take.
-                self._costs.observe(
-                    batch.num_tokens, step_seconds, self._forecast.curve,
-                    num_drafts=num_drafted, is_ahead=is_ahead,
-                )  # fmt: skip
-            took_part = tuple(row.sequence_id for row in batch.rows if _is_decode(row))
-            step = self._forecast.step(took_part, is_ahead=is_ahead)
-            for sequence_id in drawn if self._num_unbooked else ():
-                self._controller.count_plain(sequence_id, self._num_unbooked * step.next_seconds)
-            self._num_unbooked = 0
-            self._controller.settle(step, num_drafted, drawn)
-        self._made, self._proposals, self._forecast = {}, {}, None
+        num_drafted = sum(row.num_draft_tokens for row in batch.rows)
+        is_ahead = any(row.source.kind is TokenSourceKind.STEP_OUTPUT for row in batch.rows)
+        if all(_is_decode(row) for row in batch.rows):
+            # First, so that accounts know of what the step was seen to take.
+            self._costs.observe(
+                batch.num_tokens, step_seconds, forecast.curve,
+                num_drafts=num_drafted, is_ahead=is_ahead,
+            )  # fmt: skip
+        took_part = tuple(row.sequence_id for row in batch.rows if _is_decode(row))
+        step = forecast.step(took_part, is_ahead=is_ahead)
+        for sequence_id in drawn if num_unbooked else ():
+            self._controller.count_plain(sequence_id, num_unbooked * step.next_seconds)
+        self._controller.settle(step, num_drafted, drawn)
+        self._forget_step()
         return counts
 
     def forget_ended(self, state: SchedulerState) -> None:

@@ -22,7 +22,8 @@ from scheduler_service.speculation import (
     RowCounts,
     Speculator,
 )
-from scheduler_service.speculation.speculator import LONGEST_NAP, MAX_SEQUENCES
+from scheduler_service.speculation.naps import LONGEST_NAP
+from scheduler_service.speculation.speculator import MAX_SEQUENCES
 from tests.support.core_scenarios import (
     make_limits,
     make_request,
@@ -203,8 +204,8 @@ def test_time_without_a_look_counts_as_time_without_drafts() -> None:
         state = state_with(make_limits(blocks=40), request)
         run_step(state)
         _advance(speculator, state, 100)
-        # The rest of the last nap is booked with the next look.
-        speculator._nap_left = 0
+        # The rest of the last nap is booked with the next look: somebody went, and is back.
+        assert not speculator._naps.is_on(0)
         _advance(speculator, state, 1)
         spendable.append(controller._record(request.sequence_id).plain_seconds)
     assert spendable[0] == spendable[1] > 90
