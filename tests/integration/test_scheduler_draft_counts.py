@@ -7,12 +7,15 @@ cancel while a step verifies them, with another step of them under way or not.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
+from scheduler_service.cli import app
 from scheduler_service.metrics import DraftPosition
 from scheduler_service.speculation import (
     AdaptiveController,
@@ -29,7 +32,11 @@ from tests.integration.test_scheduler_drafted_parameters import (
     request,
     serving,
 )
+from tests.support.fake_drafter import FakeDrafter
+from tests.support.fake_executor import FakeExecutor
 from tests.support.scheduler_harness import Harness, Output, running
+from tests.support.tiny_tokenizer import vocab_size
+from tests.support.toy_model import ToyModel
 
 
 def by_position(harness: Harness, name: str) -> dict[str, list[float]]:
@@ -171,3 +178,31 @@ async def test_nothing_is_kept_of_who_ends_while_the_draft_model_works_for_it() 
         assert gone.finished.reason == sampling_pb2.FINISH_REASON_CANCELLED
         await harness.wait_idle()
         assert len(lookup) == len(model) == 0
+
+
+async def test_the_command_shows_the_counts_of_an_answer_and_of_all() -> None:
+    """`generate --stats` for each sample, and `stats`; without speculation there is nothing."""
+    drafter = FakeDrafter(ToyModel(vocab_size()), noise=0.3)
+    async with serving("draft", FakeExecutor(drafter=drafter)) as harness:
+
+        async def isobatch(*arguments: str) -> Result:
+            environment = {"ISOBATCH_ADDRESS": f"unix:{harness.socket}"}
+            result = await asyncio.to_thread(
+                CliRunner().invoke, app.cli, list(arguments), env=environment
+            )
+            assert result.exit_code == 0, result.output
+            return result
+
+        asked = ("generate", "--raw", "-p", "abc", "--max-tokens", "12", "--stats")
+        found = await isobatch(*asked)
+        plain = await isobatch(*asked, "--no-speculation")
+        assert found.stdout == plain.stdout
+        assert "drafted" not in plain.stderr
+        shown = re.findall(r"(\d+) of (\d+) drafted tokens accepted", found.stderr)
+        samples = await isobatch(*asked, "--n", "3", "--temperature", "0.5", "--seed", "1")
+        shown += re.findall(r"(\d+) of (\d+) drafted tokens accepted", samples.stderr)
+        assert len(shown) == 4
+        accepted, drafted = (sum(map(int, each)) for each in zip(*shown, strict=True))
+        assert 0 < accepted < drafted
+        total = await isobatch("stats")
+        assert re.search(rf"drafted tokens accepted +{accepted} of {drafted}\b", total.stdout)
