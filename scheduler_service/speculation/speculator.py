@@ -105,7 +105,7 @@ class Speculator:
         if model is None or (self._num_asked and not self._controller.asks_again):
             return None
         forecast = self._asked_forecast = Forecast(state, self._costs, goes_ahead=goes_ahead)
-        if forecast.num_room < 1 or not 0 < len(forecast.decoding) <= MAX_SEQUENCES:
+        if not _has_place(forecast):
             return None
         self._meet(forecast)
         step = forecast.step(tuple(forecast.decoding))
@@ -257,7 +257,7 @@ class Speculator:
         if self._forecast is None:
             self.draft(state, goes_ahead=True)
         forecast = self._forecast
-        if forecast is None or not forecast.decoding or forecast.num_room < 1:
+        if forecast is None or not _has_place(forecast):
             return False
         step = forecast.step(tuple(forecast.decoding))
         return (
@@ -359,6 +359,11 @@ class Speculator:
             self._looked_up.pop(sequence_id, None)
             self._controller.forget(sequence_id)
         self._known &= live
+
+
+def _has_place(forecast: Forecast) -> bool:
+    """Return whether a step can have drafts at all."""
+    return forecast.num_room >= 1 and 0 < len(forecast.decoding) <= MAX_SEQUENCES
 
 
 def _is_decode(row: TokenRow) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scheduler_service.core import (
+    CostCurve,
+    CostPoint,
     Request,
     RequestId,
     SampledRow,
@@ -15,6 +19,7 @@ from scheduler_service.core import (
 )
 from scheduler_service.speculation import (
     AdaptiveController,
+    DraftModelProposer,
     FixedController,
     LookupProposer,
     Proposal,
@@ -25,6 +30,7 @@ from scheduler_service.speculation import (
 from scheduler_service.speculation.naps import LONGEST_NAP
 from scheduler_service.speculation.speculator import MAX_SEQUENCES
 from tests.support.core_scenarios import (
+    answer,
     make_limits,
     make_request,
     open_waiting,
@@ -91,6 +97,28 @@ def test_nobody_is_asked_beside_very_many_sequences() -> None:
     assert not echo.asked
     cancel(state, requests[0].request_id)
     assert len(speculator.draft(state)) == MAX_SEQUENCES
+
+
+def test_no_step_waits_for_drafts_of_very_many_sequences() -> None:
+    """Whatever was found while there were fewer, it would wait in vain."""
+    speculator = Speculator(Echo(), AdaptiveController(), 8, DraftModelProposer(64, 512, 512))
+    # On a device where rows cost next to nothing.
+    points = [CostPoint(count, count, 0, 1.0 + count / 1000) for count in (1, 64, 512)]
+    limits = make_limits(tokens=512, seqs=100, waiting=100, blocks=900)
+    limits = replace(limits, cost_curve=CostCurve(points))
+    state = state_with(limits, *(make_request(str(each), 3, 99) for each in range(MAX_SEQUENCES)))
+    while len(state.waiting):
+        run_step(state)
+    _advance(speculator, state, 1)
+    batch = plan(state, 0.0, speculator.draft(state))
+    assert batch is not None
+    assert speculator.may_draft(state)
+    apply(state, batch, answer(batch))
+    submit(state, make_request("more", 3, 99))
+    run_step(state)
+    batch = plan(state, 0.0, speculator.draft(state))
+    assert batch is not None
+    assert not speculator.may_draft(state)
 
 
 def test_rows_are_counted_and_the_accounts_settled() -> None:
