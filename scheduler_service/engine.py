@@ -93,6 +93,8 @@ class Engine:
         self._lost_at: float | None = None
         # Sessions since then that were lost before they got anywhere.
         self._num_vain = 0
+        # Why the last session came to nothing although the executor answered.
+        self._refused = ""
         # Why the executor will not come back; empty while it may.
         self._given_up = ""
 
@@ -119,7 +121,8 @@ class Engine:
         if self.is_draining:
             raise NotServingError("[scheduler] the service is shutting down", reason="DRAINING")
         if self._model is None:
-            raise NotServingError("[scheduler] the executor is not ready")
+            why = f": {self._refused}" if self._refused else ""
+            raise NotServingError(f"[scheduler] the executor is not ready{why}")
         if self._is_overdue():
             raise self._overdue_error()
         known = self._model.capabilities.model.model_id
@@ -158,6 +161,8 @@ class Engine:
                 session = await self._client.connect(resume)
             except ExecutorUnavailableError as error:
                 _LOG.debug("executor_unavailable", error=str(error))
+                if isinstance(error.__cause__, WireError):
+                    self._note_refused(error.__cause__)
                 session = None
                 if isinstance(error, ExecutorLoadingError):
                     # It is about to come up, and somebody may be waiting for the first token.
@@ -186,7 +191,7 @@ class Engine:
         try:
             model = await self._adopt(session, broken)
             self._session = session
-            self._given_up = ""
+            self._given_up = self._refused = ""
             self._on_serving(True)
             if not model.loop.state.has_work:
                 self._lost_at = None
@@ -197,7 +202,7 @@ class Engine:
             # A resumed session that was lost again before its first answer is not tried twice.
             return progressed, session if progressed or broken is None else None
         except (SessionRefusedError, WireError, TokenizerError) as error:
-            _LOG.error("executor_session_refused", error=str(error))
+            self._note_refused(error)
             return False, None
         finally:
             if self._session is not None:
@@ -205,6 +210,12 @@ class Engine:
                 self._on_serving(False)
             await session.close()
         raise AssertionError("[engine] the step loop must not return")
+
+    def _note_refused(self, error: Exception) -> None:
+        """Keep why an executor that answers cannot be used; the log says it once."""
+        if str(error) != self._refused:
+            _LOG.error("executor_session_refused", error=str(error))
+            self._refused = str(error)
 
     async def _adopt(self, session: ExecutorSession, broken: ExecutorSession | None) -> ServedModel:
         """Make the state fit the session's executor; return the model to serve."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tokenizers import Tokenizer
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     Json = dict[str, object]
 
+# Far beyond every vocabulary.
+MAX_TOKEN_IDS: Final = 1 << 24
+
 
 def tokenizer_from_directory(path: Path) -> TokenizerData:
     """Return the tokenizer; raises ModelError when tokenizer.json is missing or not understood."""
@@ -24,6 +27,13 @@ def tokenizer_from_directory(path: Path) -> TokenizerData:
     _require_understood(file)
     settings = _optional_json(path / "tokenizer_config.json")
     ids = _token_ids(document, file)
+    for text, token in ids.items():
+        # The scheduler holds a table from id to text.
+        if token >= MAX_TOKEN_IDS:
+            raise ModelError(
+                f"[tokenizer] the id of token {text!r:.80} must be below {MAX_TOKEN_IDS}, "
+                f"got {token}: {file}"
+            )
     bos = ids.get(_token_text(settings.get("bos_token")))
     return TokenizerData(
         tokenizer_json=json.dumps(document, ensure_ascii=False).encode(),
@@ -100,9 +110,15 @@ def _end_ids(path: Path, settings: Json, ids: dict[str, int]) -> tuple[int, ...]
     ends = {ids[text]} if (text := _token_text(settings.get("eos_token"))) in ids else set()
     for name in ("generation_config.json", "config.json"):
         value = _optional_json(path / name).get("eos_token_id")
-        ends.update(
-            end for end in (value if isinstance(value, list) else [value]) if type(end) is int
-        )
+        for end in value if isinstance(value, list) else [value]:
+            if type(end) is not int:
+                continue
+            if not 0 <= end < MAX_TOKEN_IDS:
+                raise ModelError(
+                    f"[tokenizer] eos_token_id must be in 0..{MAX_TOKEN_IDS - 1}, got {end}: "
+                    f"{path / name}"
+                )
+            ends.add(end)
     return tuple(sorted(ends))
 
 

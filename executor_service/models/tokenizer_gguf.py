@@ -71,6 +71,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], source: str) -> Tokenize
     merges = _strings(get("merges")) or []
     if not all(pair.count(" ") == 1 for pair in merges):
         raise fail("merges", "must be pairs of pieces", get("merges"))
+    known = set(tokens)
+    for pair in merges:
+        # The scheduler, far from the file, could not build its tokenizer.
+        if not known.issuperset((*pair.split(" "), pair.replace(" ", ""))):
+            raise fail("merges", "must be of tokens, and give tokens", pair)
     types = get("token_type")
     types = [NORMAL] * len(tokens) if types is None else types
     if not isinstance(types, list) or len(types) != len(tokens):

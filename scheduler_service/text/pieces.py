@@ -18,6 +18,8 @@ from scheduler_service.text.errors import TokenizerError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
+# Far beyond every vocabulary; a table of so many entries takes 128 MiB.
+MAX_TOKEN_IDS = 1 << 24
 
 
 def _byte_level_table() -> dict[str, int]:
@@ -67,7 +69,7 @@ def build_pieces(
     """Return a table from token id to bytes; ids without a token give b"".
 
     `decoder` is the decoder object of the tokenizer document. Raises
-    TokenizerError for a decoder of neither family.
+    TokenizerError for a decoder of neither family, and for an id far beyond every vocabulary.
     """
     types = _decoder_types(decoder)
     if "ByteLevel" in types:
@@ -79,7 +81,10 @@ def build_pieces(
             "[tokenizer] decoder must be ByteLevel, ByteFallback or Metaspace, "
             f"got {sorted(types) or 'none'}"
         )
-    pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    largest = max(vocabulary.values(), default=-1)
+    if largest >= MAX_TOKEN_IDS:
+        raise TokenizerError(f"[tokenizer] ids must be below {MAX_TOKEN_IDS}, got {largest}")
+    pieces = [b""] * (largest + 1)
     for token, token_id in vocabulary.items():
         pieces[token_id] = spell(token)
     return pieces

@@ -22,7 +22,7 @@ from scheduler_service.executor_client import (
 )
 from tests.support.fake_executor import DropSession, FakeExecutor
 from tests.support.scheduler_harness import Harness, collect, running, socket_folder, until
-from tests.support.tiny_tokenizer import vocab_size
+from tests.support.tiny_tokenizer import tokenizer_document, vocab_size
 from tests.support.toy_model import ToyModel
 
 NUM_TOKENS = 40
@@ -254,6 +254,42 @@ async def test_an_executor_that_breaks_the_contract_is_tried_again_for_ever() ->
         await asyncio.sleep(0.2)
         await harness.wait_serving(False)
         executor.num_blocks = 64
+        await harness.wait_serving()
+        await _stream(harness, 10)
+
+
+@pytest.mark.parametrize(
+    ("setting", "bad", "good", "words"),
+    [
+        (
+            "tokenizer_json",
+            b"{}",
+            tokenizer_document(),
+            r"\[tokenizer\] the document must be read.*",
+        ),
+        ("num_blocks", 0, 64, r"\[capabilities\] num_blocks must be .*, got 0"),
+    ],
+)
+async def test_an_executor_that_cannot_be_used_is_named_to_clients_and_once_in_the_log(
+    setting: str, bad: Any, good: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = FakeExecutor(**{setting: bad})
+    async with (
+        running(start_executor=False, fake=executor) as harness,
+        executor.serving(harness.executor_address),
+    ):
+
+        async def is_refused() -> bool:
+            return "executor_session_refused" in caplog.text
+
+        await until(is_refused)
+        await asyncio.sleep(0.3)
+        await _ends_unavailable(
+            harness.generate(text="x"), rf"\[scheduler\] the executor is not ready: {words}"
+        )
+        assert caplog.text.count("executor_session_refused") == 1
+        setattr(executor, setting, good)
+        executor.restart()
         await harness.wait_serving()
         await _stream(harness, 10)
 

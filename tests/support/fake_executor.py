@@ -50,6 +50,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     max_steps_in_flight: int = 2
     model_id: str = "toy"
     weights_digest: str = "w0"
+    tokenizer_json: bytes = field(default_factory=tokenizer_document)
     step_seconds: float = 0.0
     # Rows with this token are not finite.
     poison_token: int | None = None
@@ -168,7 +169,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         """Give the tiny tokenizer out."""
         return pb.GetTokenizerResponse(
             model_id=self.model_id,
-            tokenizer_json=tokenizer_document(),
+            tokenizer_json=self.tokenizer_json,
             chat_template=CHAT_TEMPLATE,
             eos_token_ids=[EOS_ID],
             special_token_ids=[0, 1, 2],

@@ -144,7 +144,8 @@ def gguf_metadata(shape: TinyShape) -> dict[str, object]:
     """Metadata of a shape, with a vocabulary of single bytes."""
     arch = shape.architecture
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokens += [f"t{index}" for index in range(shape.vocab_size - len(tokens))]
+    tokens += [f"t{index}" for index in range(shape.vocab_size - len(tokens) - 2)]
+    tokens += ["t", "1"]
     return {
         "general.architecture": arch,
         f"{arch}.block_count": shape.num_layers,

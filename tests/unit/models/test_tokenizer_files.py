@@ -72,6 +72,28 @@ def test_a_missing_or_foreign_document_is_named(tmp_path: Path) -> None:
         tokenizer_from_directory(tmp_path)
 
 
+@pytest.mark.parametrize("end", [-1, 2**24, 2**63, 10**30])
+def test_an_end_id_that_no_vocabulary_has_is_refused(tmp_path: Path, end: int) -> None:
+    """It would fit no message to the scheduler."""
+    for name in ("config", "generation_config"):
+        folder = tmp_path / name
+        folder.mkdir()
+        _write(folder, **{name: {"eos_token_id": [2, end]}})
+        words = rf"eos_token_id must be in 0..16777215, got {end}: .*{name}\.json"
+        with pytest.raises(ModelError, match=words):
+            tokenizer_from_directory(folder)
+
+
+def test_a_token_id_beyond_every_vocabulary_is_refused(tmp_path: Path) -> None:
+    """The scheduler would make a table of billions of entries."""
+    document = json.loads(tokenizer_document())
+    document["model"]["vocab"]["a"] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    words = r"the id of token 'a' must be below 16777216, got 2147483648: .*tokenizer\.json"
+    with pytest.raises(ModelError, match=words):
+        tokenizer_from_directory(tmp_path)
+
+
 def test_templates_that_are_none_are_passed_over_or_named(tmp_path: Path) -> None:
     odd = [{"name": ["default"], "template": 1}, {"name": "default", "template": "yes"}]
     _write(tmp_path, tokenizer_config={"chat_template": odd})

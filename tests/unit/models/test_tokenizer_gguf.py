@@ -141,6 +141,8 @@ def test_a_missing_kind_is_the_default_one() -> None:
         ({"tokens": ["a", "a"]}, "tokens must be a list of different strings"),
         ({"tokens": 3}, "tokens must be a list of different strings"),
         ({"merges": ["abc"]}, "merges must be pairs"),
+        ({"merges": ["h e", "h zz"]}, "merges must be of tokens, and give tokens, got 'h zz'"),
+        ({"merges": ["h h"]}, "merges must be of tokens, and give tokens, got 'h h'"),
         ({"token_type": [1]}, "token_type must have"),
         ({"eos_token_id": 10**6}, "eos_token_id must be below"),
         ({"bos_token_id": "1"}, "bos_token_id must be below"),

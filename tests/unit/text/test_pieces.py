@@ -31,6 +31,11 @@ def test_a_byte_level_decoder_may_be_part_of_a_sequence() -> None:
     assert build_pieces({"\u0120a": 1}, decoder) == [b"", b" a"]
 
 
+def test_an_id_beyond_every_vocabulary_is_refused() -> None:
+    with pytest.raises(TokenizerError, match="ids must be below 16777216, got 16777216"):
+        build_pieces({"a": 1 << 24}, BYTE_LEVEL)
+
+
 def test_unknown_decoders_are_refused_by_name() -> None:
     with pytest.raises(TokenizerError, match="got \\['BPEDecoder'\\]"):
         build_pieces({}, {"type": "BPEDecoder", "suffix": "</w>"})
