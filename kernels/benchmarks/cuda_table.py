@@ -93,15 +93,11 @@ def measure_step_linears(
 ) -> Iterator[dict[str, Any]]:
     """All linear layers of a step, one after the other in one graph, against the bandwidth."""
     most = max(rows)
-    layers = {
-        name: [
-            LinearOnDevice(
-                device, random_weight(np.random.default_rng(1), outputs, inputs), _BLOCK, most
-            )
-            for _ in range(1 if name == "head" else shape.layers)
-        ]
-        for name, (inputs, outputs) in shape.linear_shapes.items()
-    }
+    layers: dict[str, list[LinearOnDevice]] = {}
+    for name, (inputs, outputs) in shape.linear_shapes.items():
+        weight = random_weight(np.random.default_rng(1), outputs, inputs)
+        count = 1 if name == "head" else shape.layers
+        layers[name] = [LinearOnDevice(device, weight, _BLOCK, most) for _ in range(count)]
     rng = np.random.default_rng(2)
     for name, some in layers.items():
         x = rng.standard_normal((most, shape.linear_shapes[name][0])).astype(np.float32)

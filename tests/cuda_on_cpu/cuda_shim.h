@@ -1,6 +1,6 @@
 // CUDA's words for a C++20 compiler: a block's threads are contexts that take turns and change at barriers, and what warps
-// exchange goes through slots. Blocks run one after another. Exact where the kernels are; of no use for speed. The part below
-// `fp16` takes the place of the kernels' device.cu.
+// exchange goes through slots. Blocks run one after another, those of a cluster together. Exact where the kernels are; of no use
+// for speed. The part below `fp16` takes the place of the kernels' device.cu.
 #pragma once
 #include <ucontext.h>
 
@@ -16,13 +16,16 @@
 #define __shared__ static __attribute__((aligned(16)))
 #define __align__(n) __attribute__((aligned(n)))
 #define X1_KERNEL static void
-#define X1_DYNAMIC_SHARED
+#define X1_DYNAMIC_SHARED uint4* const shared = own->memory
 template <class T> T max(T a, T b) { return a < b ? b : a; }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 
 struct Place { int x, y, z; };
 inline Place threadIdx, blockIdx, blockDim, gridDim;
-inline uint64_t slots[32][32];
+constexpr int kMostBlocks = 8, kMostThreads = 1024;  // of a cluster, of a block
+constexpr size_t kMemory = 240 * 1024;               // dynamic, of a block
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct Operands { unsigned a[4], b[2]; };
 
 // Those who must meet: a block or a warp. A thread that has returned is not waited for.
 struct Meeting {
@@ -35,46 +38,73 @@ struct Meeting {
     }
   }
 };
+// A barrier in shared memory: its turn ends when nobody is missing, and no byte.
+struct Turns {
+  uint8_t missing, members;
+  uint16_t turn;
+  int32_t bytes;
+  void end_if_complete() {
+    if (missing == 0 && bytes == 0) {
+      missing = members;
+      turn++;
+    }
+  }
+};
+static_assert(sizeof(Turns) == 8);
 struct Fiber {
   ucontext_t context;
   Meeting* waits_for = nullptr;
   uint64_t round = 0;
+  const Turns* turns = nullptr;
+  unsigned parity = 0;
   bool done = false;
+  bool is_waiting() const {
+    return turns ? (turns->turn & 1u) == parity : waits_for && waits_for->round == round;
+  }
 };
-inline Meeting block_meeting, warp_meetings[32], named_meetings[16];
-inline Fiber fibers[1024];
+struct Block {
+  uint4 memory[kMemory / 16];
+  Meeting all, warps[32];
+  uint64_t slots[32][32];
+  Operands operands[32][32];
+  Fiber fibers[kMostThreads];
+};
+inline Block cluster[kMostBlocks];
+inline Block* own = cluster;  // the running thread's
+inline Meeting cluster_meeting;
 inline ucontext_t scheduler;
 inline void (*fiber_body)();
 inline int lane_id() { return threadIdx.x & 31; }
 inline int warp_id() { return threadIdx.x >> 5; }
 inline void meet(Meeting& meeting) {
-  Fiber& own = fibers[threadIdx.x];
-  own.waits_for = &meeting;
-  own.round = meeting.round;
+  Fiber& fiber = own->fibers[threadIdx.x];
+  fiber.turns = nullptr;
+  fiber.waits_for = &meeting;
+  fiber.round = meeting.round;
   meeting.arrived++;
   meeting.release_if_complete();
-  swapcontext(&own.context, &scheduler);
+  swapcontext(&fiber.context, &scheduler);
 }
-inline void __syncthreads() { meet(block_meeting); }
-inline void __syncwarp() { meet(warp_meetings[warp_id()]); }
+inline void __syncthreads() { meet(own->all); }
+inline void __syncwarp() { meet(own->warps[warp_id()]); }
 inline void fiber_main() {
-  const int self = threadIdx.x;
+  Fiber& fiber = own->fibers[threadIdx.x];
+  Meeting* meetings[] = {&own->all, &own->warps[warp_id()], &cluster_meeting};
   fiber_body();
-  fibers[self].done = true;
-  Meeting* meetings[] = {&block_meeting, &warp_meetings[self >> 5]};
+  fiber.done = true;
   for (Meeting* meeting : meetings) {
     meeting->members--;
     meeting->release_if_complete();
   }
-  swapcontext(&fibers[self].context, &scheduler);
+  swapcontext(&fiber.context, &scheduler);
 }
 
 template <class T> T from_lane(T v, int source) {
   uint64_t raw = 0;
   std::memcpy(&raw, &v, sizeof v);
-  slots[warp_id()][lane_id()] = raw;
+  own->slots[warp_id()][lane_id()] = raw;
   __syncwarp();
-  raw = slots[warp_id()][source & 31];
+  raw = own->slots[warp_id()][source & 31];
   __syncwarp();
   std::memcpy(&v, &raw, sizeof v);
   return v;
@@ -98,7 +128,6 @@ inline unsigned atomicAdd(unsigned* at, unsigned v) { const unsigned old = *at; 
 struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -118,16 +147,62 @@ inline unsigned x1_fma_halves(unsigned a, unsigned b, unsigned c) {
 inline void x1_copy16(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline void x1_commit() {}
 template <int N> void x1_wait() {}
-inline unsigned x1_shared_address(const void* at);
+inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)own->memory); }
 inline void x1_make_barriers(unsigned, int, int) {}
 inline void x1_expect(unsigned, int, int) {}
-inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned, int lane);
+inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned, int lane) {
+  if (lane == 0) std::memcpy((char*)own->memory + to, from, bytes);
+}
 inline void x1_arrive(unsigned) {}
 inline void x1_wait_for(unsigned, unsigned) {}
 inline float4 x1_fresh16(const float4* from) { return *from; }
-inline void x1_meet(int id, int threads) {
-  named_meetings[id].members = threads;
-  meet(named_meetings[id]);
+inline char* in_block(int rank, unsigned at) { return (char*)cluster[rank].memory + at; }
+inline Turns& own_turns(unsigned at) { return *(Turns*)((char*)own->memory + at); }
+template <int CLUSTER> void x1_make_meetings(unsigned at, int count, int warps, int bytes, int lane) {
+  for (int i = 0; i < count && lane == 0; i++) {
+    const uint8_t members = CLUSTER > 1 ? 1 : warps;
+    own_turns(at + 8 * i) = {uint8_t(CLUSTER > 1 ? 0 : members), members, 0, CLUSTER > 1 ? bytes : 0};
+  }
+  __syncwarp();
+}
+template <int CLUSTER> void x1_cluster_arrive() {}
+template <int CLUSTER> void x1_cluster_wait() {
+  if (CLUSTER > 1) meet(cluster_meeting);
+}
+inline void leave(unsigned to, int rank, const void* from, int size, unsigned meeting, bool counts) {
+  std::memcpy(in_block(rank, to), from, size);
+  if (!counts) return;
+  Turns& turns = *(Turns*)in_block(rank, meeting);
+  turns.bytes -= size;
+  turns.end_if_complete();
+}
+template <int CLUSTER> void x1_leave16(unsigned to, int rank, float4 v, unsigned meeting) {
+  leave(to, rank, &v, 16, meeting, CLUSTER > 1);
+}
+template <int CLUSTER> void x1_leave8(unsigned to, int rank, float a, float b, unsigned meeting) {
+  const float v[2] = {a, b};
+  leave(to, rank, v, 8, meeting, CLUSTER > 1);
+}
+template <int CLUSTER> void x1_have_left(unsigned meeting, int lane) {
+  if (CLUSTER > 1) return;
+  __syncwarp();
+  if (lane == 0) {
+    own_turns(meeting).missing--;
+    own_turns(meeting).end_if_complete();
+  }
+}
+template <int CLUSTER> void x1_wait_for_sums(unsigned meeting, unsigned parity) {
+  Fiber& fiber = own->fibers[threadIdx.x];
+  fiber.turns = &own_turns(meeting);
+  fiber.parity = parity;
+  swapcontext(&fiber.context, &scheduler);
+}
+template <int CLUSTER> void x1_expect_sums(unsigned meeting, int bytes, int lane) {
+  if (CLUSTER == 1 || lane != 0) return;
+  Turns& turns = own_turns(meeting);
+  turns.missing--;
+  turns.bytes += bytes;
+  turns.end_if_complete();
 }
 inline void x1_after_previous() {}
 inline void x1_let_next_begin() {}
@@ -148,11 +223,9 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 
 // The tensor core's 16x8x16 product, summed exactly and rounded once: the kernels never let it round.
-struct Operands { unsigned a[4], b[2]; };
-inline Operands operands[32][32];
 inline float half_of(unsigned word, int upper) { return x1_half_float((fp16)(upper ? word >> 16 : word)); }
 inline void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  Operands(&warp)[32] = operands[warp_id()];
+  Operands(&warp)[32] = own->operands[warp_id()];
   warp[lane_id()] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
   __syncwarp();
   for (int i = 0; i < 4; i++) {
@@ -167,49 +240,64 @@ inline void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
   __syncwarp();
 }
 
-alignas(16) inline uint4 shared[240 * 1024 / 16];  // a block's dynamic memory
-inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)shared); }
-inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned, int lane) {
-  if (lane == 0) std::memcpy((char*)shared + to, from, bytes);
-}
-
 // A barrier that not every thread reaches: 1; memory past what was asked for was written: 2.
-inline int run_blocks(const int* blocks, int threads, int memory, void (*kernel)()) {
-  constexpr size_t kStack = 64 * 1024;
-  static char stacks[1024 * kStack];
+inline int run_cluster(int threads, int size, const Place* places, int memory) {
+  cluster_meeting = {threads * size};
+  for (int b = 0; b < size; b++) {
+    own = &cluster[b];
+    blockIdx = places[b];
+    std::memset(own->memory, 0xff, kMemory);
+    own->all = {threads};
+    for (int w = 0; w < threads / 32; w++) own->warps[w] = {32};
+    constexpr size_t kStack = 64 * 1024;
+    static char stacks[kMostBlocks][kMostThreads][kStack];
+    for (int t = 0; t < threads; t++) {
+      Fiber& fiber = own->fibers[t];
+      fiber.done = false;
+      fiber.waits_for = nullptr;
+      fiber.turns = nullptr;
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = stacks[b][t];
+      fiber.context.uc_stack.ss_size = kStack;
+      makecontext(&fiber.context, fiber_main, 0);
+    }
+  }
+  for (bool running = true; running;) {
+    running = false;
+    bool moved = false;
+    for (int i = 0; i < size * threads; i++) {
+      own = &cluster[i / threads];
+      Fiber& fiber = own->fibers[i % threads];
+      if (fiber.done) continue;
+      running = true;
+      if (fiber.is_waiting()) continue;
+      moved = true;
+      fiber.turns = nullptr;
+      fiber.waits_for = nullptr;
+      threadIdx = {i % threads, 0, 0};
+      blockIdx = places[i / threads];
+      swapcontext(&scheduler, &fiber.context);
+    }
+    if (running && !moved) return 1;
+  }
+  for (int b = 0; b < size; b++) {
+    for (size_t at = memory; at < kMemory; at++) {
+      if (reinterpret_cast<unsigned char*>(cluster[b].memory)[at] != 0xff) return 2;
+    }
+  }
+  return 0;
+}
+// Clusters of `size` blocks along z.
+inline int run_blocks(const int* blocks, int threads, int memory, int size, void (*kernel)()) {
   gridDim = {blocks[0], blocks[1], blocks[2]};
   blockDim = {threads, 1, 1};
   fiber_body = kernel;
-  for (int i = 0; i < blocks[0] * blocks[1] * blocks[2]; i++) {
-    blockIdx = {i % blocks[0], i / blocks[0] % blocks[1], i / blocks[0] / blocks[1]};
-    std::memset(shared, 0xff, sizeof shared);
-    block_meeting = {threads};
-    for (Meeting& meeting : named_meetings) meeting = {};
-    for (int w = 0; w < threads / 32; w++) warp_meetings[w] = {32};
-    for (int t = 0; t < threads; t++) {
-      fibers[t].done = false;
-      fibers[t].waits_for = nullptr;
-      getcontext(&fibers[t].context);
-      fibers[t].context.uc_stack.ss_sp = &stacks[t * kStack];
-      fibers[t].context.uc_stack.ss_size = kStack;
-      makecontext(&fibers[t].context, fiber_main, 0);
-    }
-    for (bool running = true; running;) {
-      running = false;
-      bool moved = false;
-      for (int t = 0; t < threads; t++) {
-        Fiber& fiber = fibers[t];
-        if (fiber.done) continue;
-        running = true;
-        if (fiber.waits_for && fiber.waits_for->round == fiber.round) continue;
-        moved = true;
-        threadIdx = {t, 0, 0};
-        swapcontext(&scheduler, &fiber.context);
-      }
-      if (running && !moved) return 1;
-    }
-    for (size_t at = memory; at < sizeof shared; at++) {
-      if (reinterpret_cast<unsigned char*>(shared)[at] != 0xff) return 2;
+  for (int z = 0; z < blocks[2]; z += size) {
+    for (int i = 0; i < blocks[0] * blocks[1]; i++) {
+      Place places[kMostBlocks];
+      for (int b = 0; b < size; b++) places[b] = {i % blocks[0], i / blocks[0], z + b};
+      const int result = run_cluster(threads, size, places, memory);
+      if (result) return result;
     }
   }
   return 0;

@@ -30,9 +30,9 @@ template <class... A>
 void call(void (*kernel)(A...)) {
   call_with(kernel, std::make_integer_sequence<int, sizeof...(A)>());
 }
-extern "C" int launch(const int* blocks, int threads, int memory, void** a) {
+extern "C" int launch(const int* blocks, int threads, int memory, int cluster, void** a) {
   arguments = a;
-  return run_blocks(blocks, threads, memory, [] { call(%s); });
+  return run_blocks(blocks, threads, memory, cluster, [] { call(%s); });
 }
 """
 
@@ -56,7 +56,7 @@ class EmulatedDevice:
     """Implements `device.Device`; new memory holds bytes of ones."""
 
     name = "a CPU in place of a GPU"
-    chip = Chip(132, 227 * 1024)
+    chip = Chip(132, 227 * 1024, (66, 32, 16))
 
     def __init__(self, folder: Path) -> None:
         """Compiled kernels are kept in `folder`."""
@@ -133,7 +133,9 @@ class EmulatedDevice:
         ]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         grid = (ctypes.c_int * 3)(*blocks)
-        result = _compiled(key, self._folder).launch(grid, threads, key.shared_memory, pointers)
+        assert blocks[2] % key.cluster == 0
+        kernel = _compiled(key, self._folder)
+        result = kernel.launch(grid, threads, key.shared_memory, key.cluster, pointers)
         assert result != 1, f"{key}: a barrier that not every thread reaches"
         assert result != 2, f"{key}: shared memory past what was asked for is written"
 

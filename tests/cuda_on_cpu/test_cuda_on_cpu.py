@@ -8,8 +8,9 @@ import pytest
 
 from isobatch_kernels import _cpu, cuda_backend
 from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
+from isobatch_kernels.cuda.device import Chip
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
-from isobatch_kernels.cuda.tuning import RowsShape, rows_top
+from isobatch_kernels.cuda.tuning import RowsShape, for_rows, rows_top
 from isobatch_kernels.program import Program
 from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
 from isobatch_kernels.step import Stat, StepInput
@@ -59,20 +60,26 @@ def test_linear_layers(
     device.close()
 
 
-# nt, mt, slices, teams, deep, stages
+# nt, mt, slices, cluster, teams, deep, stages
 SHARES = [
-    *((1, 1, 8, 1, 2, 3), (2, 1, 8, 2, 1, 4), (1, 1, 1, 7, 2, 3), (2, 1, 2, 3, 1, 4)),
-    *((1, 2, 8, 1, 2, 3), (2, 2, 4, 1, 2, 2), (1, 4, 1, 4, 2, 3), (2, 8, 2, 2, 1, 4)),
+    *((1, 1, 8, 1, 1, 2, 3), (2, 1, 8, 1, 2, 1, 4), (1, 1, 1, 1, 7, 2, 3), (2, 1, 2, 1, 3, 1, 4)),
+    *((1, 2, 8, 1, 1, 2, 3), (2, 2, 4, 1, 1, 2, 2), (1, 4, 1, 1, 4, 2, 3), (2, 8, 2, 1, 2, 1, 4)),
+    *((1, 1, 4, 2, 2, 2, 3), (1, 1, 1, 8, 5, 1, 4), (1, 2, 4, 2, 2, 2, 3), (2, 2, 2, 4, 1, 7, 2)),
+    *((1, 2, 1, 8, 4, 2, 3), (1, 8, 1, 8, 2, 2, 3), (2, 4, 2, 4, 1, 1, 8)),
 ]
 
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("sub_blocks", [5, 19])
 def test_every_way_to_share_out_slices_and_tiles(
-    share: tuple[int, int, int, int, int, int], sub_blocks: int, device: EmulatedDevice
+    share: tuple[int, int, int, int, int, int, int], sub_blocks: int, device: EmulatedDevice
 ) -> None:
-    """Slices of one block or of several, empty slices too; twice, as counters begin at zero."""
-    nt, mt, slices, teams, deep, stages = share
+    """Slices of a block, a cluster or apart, empty slices too; twice, as counters begin at zero.
+
+    On a chip so small that every team has several groups of tiles.
+    """
+    nt, mt, slices, cluster, teams, deep, stages = share
+    device.chip = Chip(8 // slices, 227 * 1024, (1, 1, 1))
     rng = np.random.default_rng(sub_blocks)
     weight = random_weight(rng, 150, 64 * sub_blocks, 4, 64, half=True)
     rows = 8 * mt - 5
@@ -83,7 +90,10 @@ def test_every_way_to_share_out_slices_and_tiles(
     expected, finite = np.empty((rows, 150), np.float32), np.empty(rows, np.bool_)
     native.forward(x, expected, finite)
     layer = LinearOnDevice(device, weight, 64, rows)
-    like = RowsShape(nt, mt, 8 if mt > 1 else 4, slices, teams, deep, stages, 1, (1, 1, 1), 0)
+    held = 8 if mt > 1 else 4
+    sizes = (nt, mt, held, slices, cluster, teams, 1, deep, stages, 1)
+    like = RowsShape(*sizes, (1, 1, 1), 0)
+    assert for_rows(rows, layer.packed, like, device.chip).sets == 2
     layer.launcher.timed[layer.packed.format, rows_top(rows)] = like
     for _ in range(2):
         device.launched.clear()

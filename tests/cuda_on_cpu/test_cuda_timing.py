@@ -33,7 +33,7 @@ def test_the_fastest_is_used_and_remembered(
     weight = random_weight(np.random.default_rng(1), 40, 640, 4, 64, half=True)
     layer = LinearOnDevice(device, weight, 64, 8)
     candidates = rows_candidates(4, Sizes(3, 144, 64, 10), device.chip)
-    assert len({(c.nt, c.teams, c.deep) for c in candidates}) > 3
+    assert {(c.slices, c.cluster) for c in candidates} == {(8, 1), (4, 2), (2, 4)}
     wanted = candidates[3]
     monkeypatch.setattr(RowsTimer, "_seconds", lambda *a: float(a[4] != wanted))
     uses = [LinearUse((layer.packed,), logit=False)]
@@ -65,7 +65,9 @@ def test_graphs_of_matrices_larger_than_any_cache_are_short(
     layer, scratch = LinearOnDevice(device, weight, 64, 8), Scratch(device)
     timer = RowsTimer(device, layer.launcher, scratch)
     use = LinearUse((layer.packed,), logit=True)
-    key, shape = next(timer._candidates(use, 2))
+    case = timing._Case(use, 2, Sizes(3, 144, 64, 1))
+    shape = rows_candidates(2, case.sizes, device.chip)[0]
+    key = case.key(shape)
     assert timer._seconds(use, 2, key, shape) == pytest.approx(1.0)
     monkeypatch.setattr(timing, "_BYTES", layer.packed.size * 3)
     assert timer._seconds(use, 2, key, shape) * 3 == pytest.approx(3.0)

@@ -14,14 +14,16 @@ _B64: Final = {"SB": 4, "B": 64, "ST": 0}
 
 
 def _rows(
-    nt: int, mt: int, held: int, slices: int, teams: int, *, logit: int = 0
+    nt: int, mt: int, held: int, slices: int, teams: int, cluster: int = 1, *, logit: int = 0
 ) -> dict[str, int]:
     return {
         "NT": nt,
         "MT": mt,
         "HELD": held,
         "SLICES": slices,
+        "CLUSTER": cluster,
         "TEAMS": teams,
+        "SETS": 1 if cluster == 8 else 2,
         "DEEP": 2,
         "STAGES": 3,
         "RESIDENT": 1,
@@ -37,6 +39,10 @@ VARIANTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
         {**_B64, **_rows(2, 2, 8, 8, 2)},
         {**_B64, **_rows(2, 1, 4, 1, 7)},
         {**_B64, **_rows(2, 4, 8, 2, 4)},
+        {**_B64, **_rows(1, 2, 8, 4, 4, 2)},
+        {**_B64, **_rows(2, 2, 8, 2, 7, 4)},
+        {**_B64, **_rows(1, 8, 8, 1, 14, 8)},
+        {**_B64, **_rows(1, 1, 4, 1, 14, 8)},
         {**_B64, **_rows(1, 8, 8, 1, 8)},
         {"SB": 4, "B": 32, "ST": 0, **_rows(1, 1, 4, 8, 1)},
         {"SB": 4, "B": 16, "ST": 1, **_rows(2, 1, 4, 4, 2)},

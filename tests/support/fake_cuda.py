@@ -27,9 +27,10 @@ class FakeDriver:
         self.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
         self.CUlaunchConfig = SimpleNamespace
         self.CUlaunchAttribute = SimpleNamespace
-        self.CUlaunchAttributeValue = SimpleNamespace
+        self.CUlaunchAttributeValue = lambda: SimpleNamespace(clusterDim=SimpleNamespace())
         self.CUlaunchAttributeID = SimpleNamespace(
-            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6,
         )
         self.CUfunction_attribute = SimpleNamespace(
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8
@@ -75,6 +76,9 @@ class FakeDriver:
             return SUCCESS, b"a fake\0\0"
         if name == "cuEventElapsedTime":
             return SUCCESS, float(len(self.launches))  # later graphs are slower
+        if name == "cuOccupancyMaxActiveClusters":
+            (attribute,) = arguments[1].attrs
+            return SUCCESS, 132 // attribute.value.clusterDim.z
         if name == "cuDeviceGetCount":
             return SUCCESS, 1
         return SUCCESS, name

@@ -95,15 +95,95 @@ __device__ __forceinline__ void x1_wait_for(unsigned barrier, unsigned parity) {
 #endif
 }
 
+// Sums that the eight warps of a team leave in shared memory, in CLUSTER blocks that have one warp or several of them each. A
+// meeting is a barrier of 8 bytes that ends a turn when all of a block's part has come, `bytes` of it. The blocks' barriers must
+// be there before anything is left: x1_cluster_wait, or __syncthreads in one block. Addresses are those of the own block.
+template <int CLUSTER>
+__device__ __forceinline__ void x1_make_meetings(unsigned meetings, int count, int warps, int bytes, int lane) {
+  if (lane == 0) {
+    for (int i = 0; i < count; i++) {
+      const unsigned at = meetings + 8 * i;
+      asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(at), "r"(CLUSTER > 1 ? 1 : warps) : "memory");
+#if __CUDA_ARCH__ >= 900
+      if (CLUSTER > 1) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(at), "r"(bytes) : "memory");
+      }
+#endif
+    }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
+  }
+  __syncwarp();
+}
+// Of all threads of a cluster.
+template <int CLUSTER>
+__device__ __forceinline__ void x1_cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+#endif
+}
+template <int CLUSTER>
+__device__ __forceinline__ void x1_cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  if (CLUSTER > 1) asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+#endif
+}
+template <int CLUSTER>
+__device__ __forceinline__ void x1_leave16(unsigned to, int rank, float4 v, unsigned meeting) {
+#if __CUDA_ARCH__ >= 900
+  if (CLUSTER > 1) {
+    asm volatile("{\n.reg .b32 to, meeting;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 meeting, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [meeting];\n}\n"
+                 ::"r"(to), "r"(meeting), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+    return;
+  }
+#endif
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+template <int CLUSTER>
+__device__ __forceinline__ void x1_leave8(unsigned to, int rank, float a, float b, unsigned meeting) {
+#if __CUDA_ARCH__ >= 900
+  if (CLUSTER > 1) {
+    asm volatile("{\n.reg .b32 to, meeting;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 meeting, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [meeting];\n}\n"
+                 ::"r"(to), "r"(meeting), "r"(rank), "f"(a), "f"(b) : "memory");
+    return;
+  }
+#endif
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(to), "f"(a), "f"(b) : "memory");
+}
+// A warp has left all of its sums.
+template <int CLUSTER>
+__device__ __forceinline__ void x1_have_left(unsigned meeting, int lane) {
+  if (CLUSTER > 1) return;
+  __syncwarp();
+  if (lane == 0) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(meeting) : "memory");
+  }
+}
+template <int CLUSTER>
+__device__ __forceinline__ void x1_wait_for_sums(unsigned meeting, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  if (CLUSTER > 1) {
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
+                 "bra again;\ndone:\n}\n" ::"r"(meeting), "r"(parity) : "memory");
+    return;
+  }
+#endif
+  x1_wait_for(meeting, parity);
+}
+// The next turn's, by one warp of a block.
+template <int CLUSTER>
+__device__ __forceinline__ void x1_expect_sums(unsigned meeting, int bytes, int lane) {
+  if (CLUSTER > 1) x1_expect(meeting, bytes, lane);
+}
+
 // What another block has just written.
 __device__ __forceinline__ float4 x1_fresh16(const float4* from) {
   float4 v;
   asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];\n" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
   return v;
-}
-// Barrier `id` (1 to 15) of some of a block's warps, so many threads.
-__device__ __forceinline__ void x1_meet(int id, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 // A launch may begin before the one in front of it has ended. x1_after_previous returns when that one is complete and

@@ -22,6 +22,7 @@ class Chip:
 
     multiprocessors: int
     shared_memory: int  # bytes that one block may have
+    clusters: tuple[int, int, int] = (0, 0, 0)  # of 2, 4, 8 blocks as large as that, at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class KernelKey:
     name: str
     constants: tuple[tuple[str, int], ...]
     shared_memory: int  # bytes of dynamic shared memory of every launch
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster, along z: the constant of that name, 1 without one."""
+        return dict(self.constants).get("CLUSTER", 1)
 
 
 class Device(Protocol):

@@ -14,11 +14,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from isobatch_kernels.cuda.compiler import compile_kernel
+from isobatch_kernels.cuda.compiler import compile_kernel, compile_text
 from isobatch_kernels.cuda.device import Argument, Blocks, Chip, KernelKey
 
 _OLDEST: Final = 80  # compute capability 8.0: asynchronous copies and warp reductions
 _EARLY_FROM: Final = 90  # launches that begin before the one in front of them has ended
+_CLUSTERS_FROM: Final = 90  # blocks that reach each other's shared memory
+_CLUSTERS: Final = (2, 4, 8)
 _DEFAULT_SHARED_MEMORY: Final = 48 * 1024
 _COMPILERS: Final = min(32, os.cpu_count() or 1)
 _RUNS: Final = 5  # of a graph that is timed, after one that is not
@@ -78,10 +80,6 @@ class DriverDevice:
         self._context = _call("cuDevicePrimaryCtxRetain", self._device)
         self.enter()
         self.capability = _capability(self._device)
-        self._chip = Chip(
-            _attribute(self._device, "MULTIPROCESSOR_COUNT"),
-            _attribute(self._device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        )
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = _call("cuStreamCreate", flags)
         self._copies = _call("cuStreamCreate", flags)
@@ -92,12 +90,12 @@ class DriverDevice:
         self._modules: list[Any] = []
         self._config = driver.CUlaunchConfig()
         self._config.hStream = self._stream
-        early = driver.CUlaunchAttribute()
-        early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        value = driver.CUlaunchAttributeValue()
-        value.programmaticStreamSerializationAllowed = 1
-        early.value = value
-        self._config.attrs = [early]
+        self._attributes: dict[tuple[bool, int], list[Any]] = {}
+        self._chip = Chip(
+            _attribute(self._device, "MULTIPROCESSOR_COUNT"),
+            _attribute(self._device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            self._clusters(),
+        )
         self._words = (ctypes.c_uint64 * 24)()
         first, size = ctypes.addressof(self._words), ctypes.sizeof(ctypes.c_uint64)
         self._pointers = (ctypes.c_void_p * 24)(*(first + size * i for i in range(24)))
@@ -120,6 +118,50 @@ class DriverDevice:
     def enter(self) -> None:
         """Makes the device the calling thread's."""
         _call("cuCtxSetCurrent", self._context)
+
+    def _clusters(self) -> tuple[int, int, int]:
+        """How many clusters of 2, 4, 8 of the largest blocks run at a time."""
+        if self.capability < _CLUSTERS_FROM:
+            return 0, 0, 0
+        memory = _attribute(self._device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        key = KernelKey("probe", (), memory)
+        text = 'extern "C" __global__ void probe() {}'
+        self._load(key, compile_text(key.name, text, self.capability))
+        counts = []
+        for size in _CLUSTERS:
+            config = _driver().CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, size
+            config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+            config.sharedMemBytes = memory
+            config.hStream = self._stream
+            config.attrs = self._launch_attributes(early=False, cluster=size)
+            config.numAttrs = 1
+            function = self._kernels[key]
+            counts.append(int(_call("cuOccupancyMaxActiveClusters", function, config)))
+        return counts[0], counts[1], counts[2]
+
+    def _launch_attributes(self, *, early: bool, cluster: int) -> list[Any]:
+        known = self._attributes.get((early, cluster))
+        if known is not None:
+            return known
+        driver, wanted = _driver(), []
+        names = driver.CUlaunchAttributeID
+        if early:
+            value = driver.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            wanted.append((names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+        if cluster > 1:
+            value = driver.CUlaunchAttributeValue()
+            size = value.clusterDim
+            size.x, size.y, size.z = 1, 1, cluster
+            wanted.append((names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+        made = []
+        for name, value in wanted:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id, attribute.value = name, value
+            made.append(attribute)
+        self._attributes[early, cluster] = made
+        return made
 
     # ------------------------------------------------------------------ memory
 
@@ -206,7 +248,11 @@ class DriverDevice:
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = key.shared_memory
-        config.numAttrs = int(early and self.capability >= _EARLY_FROM)
+        attributes = self._launch_attributes(
+            early=early and self.capability >= _EARLY_FROM, cluster=key.cluster
+        )
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
         error = _driver().cuLaunchKernelEx(config, function, ctypes.addressof(self._pointers), 0)[0]
         if error.value:
             raise RuntimeError(f"[cuda] kernel {key.name} must start, got {error.name}")

@@ -222,7 +222,7 @@ class Launcher:
 
     def joined(self, shape: RowsShape, weight: PackedWeight) -> tuple[int, int]:
         """Where warps of different blocks leave the sums of their slices, and count themselves."""
-        if shape.slices == SLICES or self.collected is not None:
+        if shape.is_joined or self.collected is not None:
             return 0, 0
         parts = shape.blocks[0] * -(-weight.tiles // shape.nt)
         size = parts * SLICES * shape.nt * shape.mt * 32 * 4 * _FLOAT
@@ -355,7 +355,9 @@ def rows_constants(shape: RowsShape, *, logit: bool) -> dict[str, int]:
         "MT": shape.mt,
         "HELD": shape.held,
         "SLICES": shape.slices,
+        "CLUSTER": shape.cluster,
         "TEAMS": shape.teams,
+        "SETS": shape.sets,
         "DEEP": shape.deep,
         "STAGES": shape.stages,
         "RESIDENT": shape.resident,

@@ -1,18 +1,20 @@
 // Linear layers for few rows, bound by the weights' way from memory. A warp has one slice of K and NT tiles of 16 outputs at a
-// time, and streams its records through a ring of asynchronous copies; it waits for no other warp until its slice is done. A
-// block holds the rows of its slices, so rows are read once for all its outputs. A team are the warps of a block that have the
-// same tiles. Where a block has all eight slices, its team adds them; else each warp leaves its slice's sums in memory, and the
-// last one of the eight adds them.
+// time, and streams its records through a ring of asynchronous copies. A block holds the rows of its slices in shared memory, so
+// rows are read once for all its outputs. A team are the eight warps, of one block or of a cluster's, that have the same tiles:
+// each leaves a part of its sums with every block of the cluster, goes on with the next tiles, and adds the part of its own
+// block when all eight have come. Where there are no clusters and a block has not all slices, each warp leaves its sums in
+// memory, and the last one of the eight adds them.
 // @use weights
 
 // @kernel linear_rows
-// @constants SB B ST NT MT HELD SLICES TEAMS DEEP STAGES RESIDENT LOGIT
+// @constants SB B ST NT MT HELD SLICES CLUSTER TEAMS SETS DEEP STAGES RESIDENT LOGIT
 // w (tiles, words of a tile); q (M, K); ds (K/B, padded, 2): d and s; bias (N) and residual (M, stride) null where absent;
 // y (M, stride). MT: tiles of 8 rows of a block; HELD: rows of a tile that have room, at least min(M, 8), 8 where MT > 1.
-// SLICES of the eight in a block; DEEP: records of a tile in a stage of the ring. partials: room for (row tiles, groups of NT
-// tiles, 8, NT*MT, 32) float4; arrived: a zero for each of (row tiles, groups), and zero again afterwards; both unused with
-// eight slices in a block.
-// Blocks (ceil(M/(8*MT)), any, 8/SLICES) of 32*SLICES*TEAMS, RESIDENT of them on a multiprocessor.
+// SLICES of the eight in a block. CLUSTER: 8/SLICES, or 1 where sums go through memory. SETS of sums that a block has room for:
+// 1 where every team has one group of tiles at most, else 2. DEEP: records of a tile in a stage of the ring. partials: room for
+// (row tiles, groups of NT tiles, 8, NT*MT, 32) float4; arrived: a zero for each of (row tiles, groups), and zero again
+// afterwards; both are for sums that go through memory.
+// Blocks (ceil(M/(8*MT)), any, 8/SLICES) of 32*SLICES*TEAMS, RESIDENT of them on a multiprocessor, in clusters along z.
 X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     const unsigned* w, const fp16* q, const float* ds, const float* bias, const float* residual, float* y, float4* partials,
     unsigned* arrived, int M, int K, int N, int stride, int padded) {
@@ -23,6 +25,10 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   // Up to four rows take every second column, so that a lane's sums are those of one row.
   constexpr bool kSpread = MT == 1 && HELD <= 4;
   constexpr int kRowsOfLane = kSpread ? 1 : 2;
+  // Sums that meet in shared memory: of a lane, of a warp's part in one block, of a set.
+  constexpr bool kJoined = SLICES * CLUSTER == kSlices;
+  constexpr int kOwn = 32 / CLUSTER, kLane = kSpread ? 2 : 4;  // lanes whose sums a block adds, and how many each has
+  constexpr int kPart = NT * MT * kOwn * kLane, kSet = kSlices * kPart;
   // Rows lie such that neither the lanes that copy a run of a row nor those that load operands meet in a bank.
   constexpr int kTwist = B == 32 ? 1 : 3 & (HELD - 1);
   X1_DYNAMIC_SHARED;
@@ -33,13 +39,18 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   const int first = x1_slice_begin(blockIdx.z * SLICES, NB), count = x1_slice_begin((blockIdx.z + 1) * SLICES, NB) - first;
   const int last_tile = (N + 15) / 16 - 1, groups = last_tile / NT + 1, step = gridDim.y * TEAMS;
   const size_t tile_words = (size_t)NB * R::kWords;
-  // Barriers of the rings; the rings; rows (sub-blocks, MT, HELD, B); their pairs (sub-blocks, 8*MT, 2).
-  constexpr int kWarps = kThreads / 32, kBarriers = (kWarps * STAGES * 2 + 3) / 4 * 4;
+  // Barriers of the rings, then of the sums; the rings; sums (TEAMS, SETS, 8, parts); rows (sub-blocks, MT, HELD, B); their pairs
+  // (sub-blocks, 8*MT, 2). Blocks of a cluster have the same but for the lengths of the last two.
+  constexpr int kWarps = kThreads / 32, kMeetings = kJoined ? TEAMS * SETS : 0;
+  constexpr int kBarriers = ((kWarps * STAGES + kMeetings) * 2 + 3) / 4 * 4;
   unsigned* rings = reinterpret_cast<unsigned*>(shared) + kBarriers;
   unsigned* ring = rings + warp * STAGES * kStage;
-  unsigned* rows = rings + kWarps * STAGES * kStage;
+  float* sums = reinterpret_cast<float*>(rings + kWarps * STAGES * kStage) + team * SETS * kSet;
+  unsigned* rows = rings + kWarps * STAGES * kStage + (kJoined ? TEAMS * SETS * kSet : 0);
   float* pairs = reinterpret_cast<float*>(rows + count * MT * kRowWords);
   const unsigned barriers = x1_shared_address(shared) + warp * STAGES * 8, ring_address = x1_shared_address(ring);
+  const unsigned meetings = x1_shared_address(shared) + (kWarps * STAGES + team * SETS) * 8;
+  const unsigned sums_address = x1_shared_address(sums);
 
   // What is asked for next: records from `next` of the slice on, of a group of tiles.
   int next = 0, next_group = blockIdx.y * TEAMS + team;
@@ -71,6 +82,8 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   // Weights are the same in every step, so the ring is filled with them while the previous launch still runs.
   x1_let_next_begin();
   x1_make_barriers(barriers, STAGES, lane);
+  if (kJoined && warp % SLICES == 0) x1_make_meetings<CLUSTER>(meetings, SETS, kSlices, 4 * kSet, lane);
+  x1_cluster_arrive<CLUSTER>();
   aim();
   for (int stage = 0; stage < STAGES - 1; stage++) request(stage);
   x1_after_previous();
@@ -98,6 +111,7 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     x1_wait<0>();
     __syncthreads();
   }
+  x1_cluster_wait<CLUSTER>();  // every block's barriers are there
 
   // Columns of rows that are not there hold another row's integers or what lies there: columns of a product do not mix.
   const int row = kSpread ? g / 2 % HELD : g % HELD;
@@ -154,11 +168,56 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     }
   };
 
+  auto finish = [&](int m, int out, float total) {
+    if (m >= held || out >= N) return;
+    const size_t at = (size_t)(m0 + m) * stride + out;
+    y[at] = finish_output(total, bias ? bias + out : nullptr, residual ? residual + at : nullptr, LOGIT);
+  };
+  // The place of lane (g, t) among a team's sums is (t, g ^ 2*t): lanes meet in no bank when they leave them, and the lanes that
+  // add have two rows of 16 outputs between them.
+  const int rank = kJoined ? blockIdx.z : 0;
+  auto leave = [&](int turn) {
+    const int place = t * 8 + (g ^ 2 * t), set = turn % SETS;
+#pragma unroll
+    for (int i = 0; i < NT * MT; i++) {
+      const float(&sum)[4] = acc[i / MT][i % MT];
+      const unsigned to = sums_address + 4 * (set * kSet + slice * kPart + (i * kOwn + place % kOwn) * kLane);
+      if (kSpread) {
+        x1_leave8<CLUSTER>(to, place / kOwn, sum[0], sum[2], meetings + 8 * set);
+      } else {
+        x1_leave16<CLUSTER>(to, place / kOwn, make_float4(sum[0], sum[1], sum[2], sum[3]), meetings + 8 * set);
+      }
+    }
+    x1_have_left<CLUSTER>(meetings + 8 * set, lane);
+  };
+  auto join = [&](int turn, int group) {
+    const int set = turn % SETS;
+    x1_wait_for_sums<CLUSTER>(meetings + 8 * set, turn / SETS & 1);
+    if (warp % SLICES == 0) x1_expect_sums<CLUSTER>(meetings + 8 * set, 4 * kSet, lane);
+    for (int i = warp % SLICES * 32 + lane; i < kPart; i += 32 * SLICES) {
+      const int e = i % kLane, place = rank * kOwn + i / kLane % kOwn, tile = i / kLane / kOwn;
+      const int its_t = place / 8, its_g = place % 8 ^ 2 * its_t;
+      const int m = kSpread ? its_t : tile % MT * 8 + 2 * its_t + e % 2, n = its_g + (kSpread ? e : e / 2) * 8;
+      if (m >= held) continue;
+      float total = 0.0f;
+      bool is_first = true;
+#pragma unroll
+      for (int s = 0; s < kSlices; s++) {
+        if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
+        const float part = sums[set * kSet + s * kPart + i];
+        total = is_first ? part : x1_add(total, part);
+        is_first = false;
+      }
+      finish(m, (group * NT + tile / MT) * 16 + n, total);
+    }
+  };
+
   const unsigned* lane_words = ring + R::word(lane, 0);
   const unsigned* lane_affine = ring + R::kQuantWords + g * (ST == 2 ? 4 : 2);
   int stage = 0;
   unsigned parity = 0;
-  for (int group = blockIdx.y * TEAMS + team; group < groups; group += step) {
+  int group = blockIdx.y * TEAMS + team, turn = 0;
+  for (; group < groups; group += step, turn++) {
 #pragma unroll
     for (int i = 0; i < NT * MT * 4; i++) acc[i / 4 / MT][i / 4 % MT][i % 4] = 0.0f;
     for (int j = 0; j < length; j += DEEP) {
@@ -184,44 +243,10 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
       }
     }
 
-    auto finish = [&](int m, int out, float total) {
-      if (m >= held || out >= N) return;
-      const size_t at = (size_t)(m0 + m) * stride + out;
-      y[at] = finish_output(total, bias ? bias + out : nullptr, residual ? residual + at : nullptr, LOGIT);
-    };
-    if (SLICES == kSlices) {
-      // Places (e, t) of row 2t+e and columns are such that the lanes of a warp meet in no bank.
-      constexpr int kSums = 8 * MT * 16 * NT;
-      float* sums = pairs + count * MT * 16 + team * kSlices * kSums;
-      x1_meet(1 + team, 32 * kSlices);  // the last group's sums are read
-      auto place = [](int mt, int e, int t, int n) {
-        return ((mt * 2 + e) * 4 + t) * 16 * NT + (n ^ (NT == 1 ? t / 2 * 8 : t * 8));
-      };
-#pragma unroll
-      for (int i = 0; i < NT * MT; i++) {
-        const int nt = i / MT, mt = i % MT, n = nt * 16 + g;
-        float* at = sums + slice * kSums;
-        at[place(mt, 0, t, n)] = acc[nt][mt][0];
-        at[place(mt, 0, t, n + 8)] = acc[nt][mt][2];
-        if (kSpread) continue;
-        at[place(mt, 1, t, n)] = acc[nt][mt][1];
-        at[place(mt, 1, t, n + 8)] = acc[nt][mt][3];
-      }
-      x1_meet(1 + team, 32 * kSlices);
-      for (int i = threadIdx.x % (32 * kSlices); i < held * NT * 16; i += 32 * kSlices) {
-        const int m = i / (NT * 16), n = i % (NT * 16);
-        const float* at = sums + (kSpread ? place(0, 0, m, n) : place(m / 8, m % 2, m % 8 / 2, n));
-        float total = 0.0f;
-        bool is_first = true;
-#pragma unroll
-        for (int s = 0; s < kSlices; s++) {
-          if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
-          const float part = at[s * kSums];
-          total = is_first ? part : x1_add(total, part);
-          is_first = false;
-        }
-        finish(m, group * NT * 16 + n, total);
-      }
+    if (kJoined) {
+      // The other warps have had the time of these tiles to bring their sums of the last ones.
+      if (SETS > 1 && turn > 0) join(turn - 1, group - step);
+      leave(turn);
     } else {
       const size_t here = (size_t)blockIdx.x * groups + group;
       float4* all = partials + here * kSlices * NT * MT * 32 + lane;
@@ -265,4 +290,5 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
       }
     }
   }
+  if (kJoined && turn > 0) join(turn - 1, group - step);
 }

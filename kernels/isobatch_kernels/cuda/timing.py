@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from isobatch_kernels.cuda.compiler import cache_folder, keep
@@ -24,12 +24,14 @@ from isobatch_kernels.cuda.tuning import (
     RowsShape,
     Sizes,
     for_rows,
+    ring_variants,
     rows_candidates,
     rows_top,
 )
 from isobatch_kernels.cuda.weights import PackedWeight, WeightFormat
 
 _LAUNCHES: Final = 16  # of a graph that is timed
+_WITH_OTHER_RINGS: Final = 2
 _BYTES: Final = 600e6  # at most so many are read by one graph
 
 
@@ -39,6 +41,31 @@ class LinearUse:
 
     weights: tuple[PackedWeight, ...]
     logit: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Case:
+    """What is to be chosen: a launch for up to `top` rows."""
+
+    use: LinearUse
+    top: int
+    sizes: Sizes
+    timed: dict[RowsShape, float] = field(default_factory=dict)  # seconds
+
+    def key(self, shape: RowsShape) -> KernelKey:
+        """The kernel of a launch."""
+        weight = self.use.weights[0]
+        constants = {**weight.constants, **rows_constants(shape, logit=self.use.logit)}
+        return KernelKey("linear_rows", tuple(constants.items()), shape.shared_memory)
+
+    def best(self, count: int) -> list[RowsShape]:
+        """The fastest so far, at most so many; of equal ones those timed first."""
+        return sorted(self.timed, key=self.timed.__getitem__)[:count]
+
+
+def _sizes(use: LinearUse) -> Sizes:
+    weight = use.weights[0]
+    return Sizes(weight.tiles, weight.record_words, weight.sub_block, weight.sub_blocks)
 
 
 class RowsTimer:
@@ -63,38 +90,44 @@ class RowsTimer:
                 form = use.weights[0].format
                 kept = known.get(_name(form, top))
                 if kept is None:
-                    open_cases.append((use, top))
+                    open_cases.append(_Case(use, top, _sizes(use)))
                 else:
                     self._launcher.timed[form, top] = RowsShape(
                         **{**kept, "blocks": tuple(kept["blocks"])}
                     )
         if not open_cases:
             return
-        self._device.compile([key for case in open_cases for key, _ in self._candidates(*case)])
-        for use, top in open_cases:
-            form = use.weights[0].format
-            timed = [
-                (self._seconds(use, top, key, shape), i, shape)
-                for i, (key, shape) in enumerate(self._candidates(use, top))
-            ]
-            if not timed:  # rows too long for shared memory
-                continue
-            best = min(timed)[2]
-            self._launcher.timed[form, top] = best
-            known[_name(form, top)] = asdict(best)
+        chip = self._device.chip
+        self._time({c: rows_candidates(c.top, c.sizes, chip) for c in open_cases})
+        # Rings matter less, and only where the rest is good.
+        self._time(
+            {
+                case: [
+                    variant
+                    for like in case.best(_WITH_OTHER_RINGS)
+                    for variant in ring_variants(case.top, case.sizes, chip, like)
+                ]
+                for case in open_cases
+            }
+        )
+        for case in open_cases:
+            for best in case.best(1):  # none where rows are too long for shared memory
+                form = case.use.weights[0].format
+                self._launcher.timed[form, case.top] = best
+                known[_name(form, case.top)] = asdict(best)
         keep(path, json.dumps(known, indent=1).encode())
+
+    def _time(self, shapes: Mapping[_Case, Sequence[RowsShape]]) -> None:
+        """All are compiled first, several at a time."""
+        self._device.compile([case.key(shape) for case, some in shapes.items() for shape in some])
+        for case, some in shapes.items():
+            for shape in some:
+                case.timed[shape] = self._seconds(case.use, case.top, case.key(shape), shape)
 
     def _digest(self) -> str:
         kernel = load_kernels()["linear_rows"]
         text = repr((self._device.name, self._device.chip, device_text(), kernel))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def _candidates(self, use: LinearUse, top: int) -> Iterator[tuple[KernelKey, RowsShape]]:
-        weight = use.weights[0]
-        sizes = Sizes(weight.tiles, weight.record_words, weight.sub_block, weight.sub_blocks)
-        for shape in rows_candidates(top, sizes, self._device.chip):
-            constants = {**weight.constants, **rows_constants(shape, logit=use.logit)}
-            yield KernelKey("linear_rows", tuple(constants.items()), shape.shared_memory), shape
 
     def _seconds(self, use: LinearUse, rows: int, key: KernelKey, like: RowsShape) -> float:
         first, device = use.weights[0], self._device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -17,18 +18,13 @@ FEW_ROWS: Final = ROW_TOPS[-1]  # most rows of linear_rows
 _REGISTERS: Final = 65536  # of a multiprocessor
 _MOST_WARPS: Final = 24  # of a block
 _MOST_RESIDENT: Final = 40  # warps of a multiprocessor
-_RINGS: Final = (
-    (1, 4),
-    (1, 8),
-    (2, 2),
-    (2, 3),
-    (2, 4),
-    (3, 3),
-    (4, 2),
-    (4, 3),
-    (7, 2),
-)  # deep, stages
-_CANDIDATES: Final = 24
+_RINGS: Final = (  # deep, stages
+    *((1, 4), (1, 8), (1, 12), (2, 2), (2, 3), (2, 4), (2, 6)),
+    *((3, 3), (3, 4), (4, 2), (4, 3), (4, 4), (7, 2), (7, 3)),
+)
+_OF_A_KIND: Final = 2
+_CANDIDATES: Final = 16
+_VARIANTS: Final = 8
 # A model of one multiprocessor, to choose what is worth timing: bytes and cycles of a microsecond,
 # bytes that must be on their way, and what one instruction of a warp takes of it.
 _FROM_MEMORY: Final = 31e3
@@ -79,7 +75,9 @@ class RowsShape:
     mt: int  # tiles of 8 rows of a block
     held: int  # rows of a tile that have room in shared memory
     slices: int  # of a block
+    cluster: int  # blocks that have all slices together; 1 also where sums go through memory
     teams: int  # groups of tiles that a block has at a time
+    sets: int  # of sums that a block has room for: 1 for one group of tiles of each team, or 2
     deep: int  # records of a stage, of each tile
     stages: int
     resident: int  # blocks of a multiprocessor that registers must suffice for
@@ -90,6 +88,17 @@ class RowsShape:
     def threads(self) -> int:
         """Of a block."""
         return 32 * self.slices * self.teams
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether slices are added in shared memory."""
+        return self.slices * self.cluster == SLICES
+
+    @property
+    def set_words(self) -> int:
+        """Words of a team's sums in one block."""
+        sums = 2 if self.mt == 1 and self.held <= 4 else 4  # of a lane
+        return SLICES * self.nt * self.mt * (32 // self.cluster) * sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +130,26 @@ def _row_words_of_block(shape: RowsShape, weight: Packed) -> int:
 
 
 def _shared_memory(shape: RowsShape, weight: Packed) -> int:
-    """The rings, rows, their pairs, and sums where a block adds slices. Bytes."""
-    words = _row_words_of_block(shape, weight)
+    """Barriers, the rings, sums, rows and their pairs. Bytes."""
     rings = shape.slices * shape.teams * shape.stages
-    words += rings * shape.deep * shape.nt * weight.record_words + -(-rings * 2 // 4) * 4
-    if shape.slices == SLICES:
-        words += shape.teams * SLICES * 8 * shape.mt * 16 * shape.nt
-    return 4 * words
+    sets = shape.teams * shape.sets if shape.is_joined else 0
+    words = -(-(rings + sets) * 2 // 4) * 4 + sets * shape.set_words
+    words += rings * shape.deep * shape.nt * weight.record_words
+    return 4 * (words + _row_words_of_block(shape, weight))
 
 
 def for_rows(rows: int, weight: Packed, like: RowsShape, chip: Chip) -> RowsShape:
     """The launch for these rows with another's sizes: no more blocks than there is room for."""
     row_tiles = -(-rows // (8 * like.mt))
     groups = -(-weight.tiles // like.nt)
-    room = chip.multiprocessors * like.resident * like.slices // (SLICES * row_tiles)
+    at_once = chip.multiprocessors * like.slices // SLICES
+    if like.cluster > 1:
+        at_once = chip.clusters[like.cluster.bit_length() - 2]
+    room = at_once * like.resident // row_tiles
     passes = -(-groups // (max(1, room) * like.teams))
     blocks = (row_tiles, -(-groups // (passes * like.teams)), SLICES // like.slices)
-    return replace(like, blocks=blocks, shared_memory=_shared_memory(like, weight))
+    shape = replace(like, blocks=blocks, sets=max(like.sets, min(passes, 2)))
+    return replace(shape, shared_memory=_shared_memory(shape, weight))
 
 
 def _microseconds(shape: RowsShape, weight: Packed, chip: Chip) -> float:
@@ -153,15 +165,19 @@ def _microseconds(shape: RowsShape, weight: Packed, chip: Chip) -> float:
     memory = records * record / _FROM_MEMORY / min(1.0, flight / _FLIGHT)
     multiplies = weight.sub_block // 16
     # Loads of rows are shared by the tiles of a warp.
-    sums = 6 if shape.held <= 4 else 12
-    instructions = 12 + 5 * multiplies + shape.mt * (multiplies + sums + 3 / shape.nt)
+    tail = 6 if shape.held <= 4 else 12
+    instructions = 12 + 5 * multiplies + shape.mt * (multiplies + tail + 3 / shape.nt)
+    instructions += 20 / (shape.deep * shape.nt)  # what a stage takes
     compute = records * instructions / _INSTRUCTIONS / min(1.0, warps / 12)
     rows = each * 4 * _row_words_of_block(shape, weight) / _FROM_CACHE
-    joins = 0.0
-    if shape.slices < SLICES:
-        each_tile = SLICES * 16 * 8 * shape.mt * 4 * 2
-        joins = 2 + 4 * x * weight.tiles * each_tile / (_FROM_CACHE * chip.multiprocessors)
-    return max(memory, compute) + rows + joins + 0.2 * passes
+    sums = x * weight.tiles * SLICES * 16 * 8 * shape.mt * 4 / chip.multiprocessors
+    if not shape.is_joined:
+        joins = 2 + 8 * sums / _FROM_CACHE
+    elif shape.cluster > 1:
+        joins = 0.5 + sums / _FROM_CACHE
+    else:
+        joins = 0.0
+    return max(memory, compute) + rows + joins + 0.1 * passes
 
 
 def _registers(shape: RowsShape, weight: Packed) -> int:
@@ -173,35 +189,65 @@ def all_rows_shapes(rows: int, weight: Packed, chip: Chip) -> Iterator[RowsShape
     """Every launch that the chip can hold."""
     tiles, longest = -(-rows // 8), _most_sub_blocks(1, weight.sub_blocks)
     rings = [(deep, stages) for deep, stages in _RINGS if deep <= longest]
+    clusters = [size for size, have in zip((2, 4, 8), chip.clusters, strict=True) if have]
+    shares = [(SLICES, 1), *((SLICES // size, size) for size in clusters)]
+    if not clusters:
+        shares += [(slices, 1) for slices in (1, 2, 4)]
     for mt in {1: (1,), 2: (2,), 3: (2, 4), 4: (2, 4)}.get(tiles, (2, 4, 8)):
         held = 8 if mt > 1 else next(n for n in (2, 4, 8) if rows <= n)
-        for nt, slices, (deep, stages), resident in itertools.product(
-            (1, 2), (1, 2, 4, 8), rings, (1, 2, 3, 4)
+        for nt, (slices, cluster), (deep, stages), resident in itertools.product(
+            (1, 2), shares, rings, (1, 2, 3, 4)
         ):
             for teams in range(1, _MOST_WARPS // slices + 1):
-                bare = RowsShape(
-                    *(nt, mt, held, slices, teams, deep, stages, resident, (1, 1, 1), 0)
-                )
-                shape = for_rows(rows, weight, bare, chip)
-                if slices * teams < 4 or (teams > 1 and shape.blocks[1] == 1):
-                    continue
-                if slices * teams * resident > _MOST_RESIDENT or 32 * slices * teams < held * mt:
-                    continue
-                limit = min(255, _REGISTERS // (shape.threads * resident) // 8 * 8)
-                if _registers(shape, weight) > limit:
-                    continue
-                if resident * (shape.shared_memory + 1024) <= chip.shared_memory + 1024 - 256:
+                sizes = (nt, mt, held, slices, cluster, teams, 1, deep, stages, resident)
+                shape = for_rows(rows, weight, RowsShape(*sizes, (1, 1, 1), 0), chip)
+                if _can_run(shape, weight, chip):
                     yield shape
 
 
+def _can_run(shape: RowsShape, weight: Packed, chip: Chip) -> bool:
+    warps = shape.slices * shape.teams
+    if warps < 4 or (shape.teams > 1 and shape.blocks[1] == 1):
+        return False
+    if warps * shape.resident > _MOST_RESIDENT or 32 * warps < shape.held * shape.mt:
+        return False
+    limit = min(255, _REGISTERS // (shape.threads * shape.resident) // 8 * 8)
+    if _registers(shape, weight) > limit:
+        return False
+    # A block takes 1 KiB of its own, and kernels may have small arrays.
+    return shape.resident * (shape.shared_memory + 1024) <= chip.shared_memory + 1024 - 256
+
+
 @functools.cache
-def rows_candidates(rows: int, weight: Sizes, chip: Chip) -> tuple[RowsShape, ...]:
-    """Launches worth timing, the best by the model first."""
-    shapes = sorted(
-        set(all_rows_shapes(rows, weight, chip)),
-        key=lambda shape: (_microseconds(shape, weight, chip), repr(shape)),
+def _ranked(rows: int, weight: Sizes, chip: Chip) -> tuple[RowsShape, ...]:
+    """Every launch that the chip can hold, the best by the model first."""
+    shapes = set(all_rows_shapes(rows, weight, chip))
+    return tuple(
+        sorted(shapes, key=lambda shape: (_microseconds(shape, weight, chip), repr(shape)))
     )
-    return tuple(shapes[:_CANDIDATES])
+
+
+def _body(shape: RowsShape) -> tuple[int, ...]:
+    """All but the ring."""
+    return (shape.nt, shape.mt, shape.slices, shape.cluster, shape.teams, shape.resident)
+
+
+def rows_candidates(rows: int, weight: Sizes, chip: Chip) -> tuple[RowsShape, ...]:
+    """Launches worth timing, the best by the model first: some of every kind, with one ring."""
+    chosen: dict[tuple[int, ...], RowsShape] = {}
+    kinds: Counter[tuple[int, ...]] = Counter()
+    for shape in _ranked(rows, weight, chip):
+        kind = _body(shape)[:4]
+        if _body(shape) not in chosen and kinds[kind] < _OF_A_KIND:
+            chosen[_body(shape)] = shape
+            kinds[kind] += 1
+    return tuple(chosen.values())[:_CANDIDATES]
+
+
+def ring_variants(rows: int, weight: Sizes, chip: Chip, like: RowsShape) -> tuple[RowsShape, ...]:
+    """The same launch with other rings."""
+    others = (s for s in _ranked(rows, weight, chip) if _body(s) == _body(like) and s != like)
+    return tuple(itertools.islice(others, _VARIANTS))
 
 
 def rows_top(rows: int) -> int:

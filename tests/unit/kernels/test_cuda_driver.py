@@ -22,6 +22,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDriver:
     monkeypatch.setenv("ISOBATCH_CACHE", str(tmp_path))
     monkeypatch.setattr(driver, "_driver", lambda: made)
     monkeypatch.setattr(driver, "compile_kernel", lambda key, capability: key.name.encode())
+    monkeypatch.setattr(driver, "compile_text", lambda name, text, capability: name.encode())
     return made
 
 
@@ -41,7 +42,8 @@ def test_a_whole_backend_gives_everything_back(fake: FakeDriver) -> None:
     # Two slots: each launches a shape once, then records it.
     assert fake.calls["cuGraphInstantiate"] == recorded + 2
     assert fake.calls["cuGraphLaunch"] == replayed + 4
-    assert {early for _, _, early in fake.launches} == {0, 1}
+    assert {attributes for _, _, attributes in fake.launches} == {0, 1, 2}
+    assert {grid[2] for grid, _, attributes in fake.launches if attributes == 2} == {2, 4, 8}
     assert backend.device_name == "a fake"
     backend.read_block(3)
     backend.zero_blocks(np.array([1], np.int32))
