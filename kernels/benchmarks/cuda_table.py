@@ -13,7 +13,7 @@ from isobatch_kernels.cuda.driver import DriverDevice
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
 from isobatch_kernels.cuda.scratch import Scratch
 from isobatch_kernels.cuda.timing import LinearUse, RowsTimer
-from isobatch_kernels.cuda.tuning import FEW_ROWS
+from isobatch_kernels.cuda.tuning import MOST_ROWS
 
 ROWS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 512)
 _COLD_BYTES: Final = 250e6
@@ -33,7 +33,7 @@ def _choose_sizes(device: DriverDevice, layers: Sequence[LinearOnDevice]) -> Non
     """Tile sizes by the clock, as a backend chooses them."""
     scratch, first = Scratch(device), layers[0].launcher
     use = LinearUse(tuple(layer.packed for layer in layers), logit=False)
-    RowsTimer(device, first, scratch).choose([use], FEW_ROWS)
+    RowsTimer(device, first, scratch).choose([use], MOST_ROWS)
     scratch.close()
     for layer in layers:
         layer.launcher.timed = first.timed

@@ -24,7 +24,7 @@ from isobatch_kernels.cuda.scratch import SLOTS, Scratch, power_of_two
 from isobatch_kernels.cuda.statistics import launch_statistics, read_top_k, result_layout
 from isobatch_kernels.cuda.step_arrays import LONG_ROW, PART, StepShape, describe, offsets
 from isobatch_kernels.cuda.timing import RowsTimer
-from isobatch_kernels.cuda.tuning import FEW_ROWS, ROW_TOPS
+from isobatch_kernels.cuda.tuning import FEW_ROWS, MOST_ROWS, ROW_TOPS
 from isobatch_kernels.deferred_step import MAX_PENDING_STEPS
 from isobatch_kernels.paths import PathCounter
 from isobatch_kernels.program import Program, RowStatistics
@@ -281,7 +281,7 @@ class CudaBackend:
         decode = StepShape(1, 1, 1, 1, 0, 1, 1, 1, True, 1, False)
         shapes = [
             replace(decode, tokens=n, sequences=n, singles=n, wanted=n)
-            for n in (*ROW_TOPS, FEW_ROWS + 1)
+            for n in (*ROW_TOPS, FEW_ROWS + 1, MOST_ROWS + 1)
             if n <= most
         ]
         if most >= LONG_ROW:

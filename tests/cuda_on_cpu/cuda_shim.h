@@ -1,6 +1,7 @@
 // CUDA's words for a C++20 compiler: a block's threads are contexts that take turns and change at barriers, and what warps
 // exchange goes through slots. Blocks run one after another, those of a cluster together. Exact where the kernels are; of no use
-// for speed. The part below `fp16` takes the place of the kernels' device.cu.
+// for speed. Asynchronous copies end as late as they may, at a kernel's next launch at once, and so on by turns. The part below
+// `fp16` takes the place of the kernels' device.cu.
 #pragma once
 #include <ucontext.h>
 
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #define __device__
 #define __forceinline__ inline
@@ -40,8 +42,7 @@ struct Meeting {
 };
 // A barrier in shared memory: its turn ends when nobody is missing, and no byte.
 struct Turns {
-  uint8_t missing, members;
-  uint16_t turn;
+  unsigned missing : 12, members : 12, turn : 8;
   int32_t bytes;
   void end_if_complete() {
     if (missing == 0 && bytes == 0) {
@@ -51,13 +52,39 @@ struct Turns {
   }
 };
 static_assert(sizeof(Turns) == 8);
+// A copy, where there is one; then a thread arrives at a barrier, or bytes do.
+struct Copy {
+  void* to;
+  const void* from;
+  int size;
+  Turns* arrives;
+  Turns* brings;
+  void end() const {
+    if (size) std::memcpy(to, from, size);
+    if (arrives) {
+      arrives->missing--;
+      arrives->end_if_complete();
+    }
+    if (brings) {
+      brings->bytes -= size;
+      brings->end_if_complete();
+    }
+  }
+};
 struct Fiber {
+  std::vector<Copy> copies;
   ucontext_t context;
   Meeting* waits_for = nullptr;
   uint64_t round = 0;
   const Turns* turns = nullptr;
-  unsigned parity = 0;
+  unsigned parity = 0;  // of the turn whose end is waited for
   bool done = false;
+  bool end_copies() {
+    const bool some = !copies.empty();
+    for (const Copy& copy : copies) copy.end();
+    copies.clear();
+    return some;
+  }
   bool is_waiting() const {
     return turns ? (turns->turn & 1u) == parity : waits_for && waits_for->round == round;
   }
@@ -72,6 +99,7 @@ struct Block {
 inline Block cluster[kMostBlocks];
 inline Block* own = cluster;  // the running thread's
 inline Meeting cluster_meeting;
+inline bool copies_are_late = false;
 inline ucontext_t scheduler;
 inline void (*fiber_body)();
 inline int lane_id() { return threadIdx.x & 31; }
@@ -144,29 +172,53 @@ inline unsigned x1_fma_halves(unsigned a, unsigned b, unsigned c) {
     return x1_nearest_half(std::fma(x1_half_float(a >> at), x1_half_float(b >> at), x1_half_float(c >> at)));
   });
 }
-inline void x1_copy16(void* to, const void* from) { std::memcpy(to, from, 16); }
-inline void x1_commit() {}
-template <int N> void x1_wait() {}
-inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)own->memory); }
-inline void x1_make_barriers(unsigned, int, int) {}
-inline void x1_expect(unsigned, int, int) {}
-inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned, int lane) {
-  if (lane == 0) std::memcpy((char*)own->memory + to, from, bytes);
+inline void copy(const Copy& one) {
+  if (copies_are_late) {
+    own->fibers[threadIdx.x].copies.push_back(one);
+  } else {
+    one.end();
+  }
 }
+inline void x1_copy16(void* to, const void* from) { copy({to, from, 16, nullptr, nullptr}); }
+inline void x1_commit() {}
+template <int N> void x1_wait() { own->fibers[threadIdx.x].end_copies(); }
+inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)own->memory); }
+inline Turns& own_turns(unsigned at) { return *(Turns*)((char*)own->memory + at); }
+inline void x1_make_row_barriers(unsigned at, int count, int threads, int lane) {
+  for (int i = 0; i < count && lane == 0; i++) own_turns(at + 8 * i) = {(unsigned)threads, (unsigned)threads, 0, 0};
+  __syncwarp();
+}
+inline void x1_make_barriers(unsigned at, int count, int lane) { x1_make_row_barriers(at, count, 1, lane); }
+inline void x1_expect(unsigned at, int bytes, int lane) {
+  if (lane != 0) return;
+  Turns& turns = own_turns(at);
+  turns.missing--;
+  turns.bytes += bytes;
+  turns.end_if_complete();
+}
+inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned barrier, int lane) {
+  if (lane == 0) copy({(char*)own->memory + to, from, bytes, nullptr, &own_turns(barrier)});
+}
+inline void x1_copies_arrive(unsigned at) { copy({nullptr, nullptr, 0, &own_turns(at), nullptr}); }
 inline void x1_arrive(unsigned) {}
-inline void x1_wait_for(unsigned, unsigned) {}
+inline void x1_wait_for(unsigned at, unsigned parity) {
+  Fiber& fiber = own->fibers[threadIdx.x];
+  fiber.turns = &own_turns(at);
+  fiber.parity = parity;
+  swapcontext(&fiber.context, &scheduler);
+}
+inline void x1_wait_for_rows(unsigned at) { x1_wait_for(at, 0); }
 inline float4 x1_fresh16(const float4* from) { return *from; }
 inline char* in_block(int rank, unsigned at) { return (char*)cluster[rank].memory + at; }
-inline Turns& own_turns(unsigned at) { return *(Turns*)((char*)own->memory + at); }
 template <int CLUSTER> void x1_make_meetings(unsigned at, int count, int warps, int bytes, int lane) {
   for (int i = 0; i < count && lane == 0; i++) {
-    const uint8_t members = CLUSTER > 1 ? 1 : warps;
-    own_turns(at + 8 * i) = {uint8_t(CLUSTER > 1 ? 0 : members), members, 0, CLUSTER > 1 ? bytes : 0};
+    const unsigned members = CLUSTER > 1 ? 1 : warps;
+    own_turns(at + 8 * i) = {CLUSTER > 1 ? 0 : members, members, 0, CLUSTER > 1 ? bytes : 0};
   }
   __syncwarp();
 }
-template <int CLUSTER> void x1_cluster_arrive() {}
-template <int CLUSTER> void x1_cluster_wait() {
+template <int CLUSTER> void x1_barriers_made() {
+  __syncthreads();
   if (CLUSTER > 1) meet(cluster_meeting);
 }
 inline void leave(unsigned to, int rank, const void* from, int size, unsigned meeting, bool counts) {
@@ -191,18 +243,9 @@ template <int CLUSTER> void x1_have_left(unsigned meeting, int lane) {
     own_turns(meeting).end_if_complete();
   }
 }
-template <int CLUSTER> void x1_wait_for_sums(unsigned meeting, unsigned parity) {
-  Fiber& fiber = own->fibers[threadIdx.x];
-  fiber.turns = &own_turns(meeting);
-  fiber.parity = parity;
-  swapcontext(&fiber.context, &scheduler);
-}
+inline void x1_wait_for_sums(unsigned meeting, unsigned parity) { x1_wait_for(meeting, parity); }
 template <int CLUSTER> void x1_expect_sums(unsigned meeting, int bytes, int lane) {
-  if (CLUSTER == 1 || lane != 0) return;
-  Turns& turns = own_turns(meeting);
-  turns.missing--;
-  turns.bytes += bytes;
-  turns.end_if_complete();
+  if (CLUSTER > 1) x1_expect(meeting, bytes, lane);
 }
 inline void x1_after_previous() {}
 inline void x1_let_next_begin() {}
@@ -256,16 +299,19 @@ inline int run_cluster(int threads, int size, const Place* places, int memory) {
       fiber.done = false;
       fiber.waits_for = nullptr;
       fiber.turns = nullptr;
+      fiber.copies.clear();
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = stacks[b][t];
       fiber.context.uc_stack.ss_size = kStack;
       makecontext(&fiber.context, fiber_main, 0);
     }
   }
-  for (bool running = true; running;) {
+  bool running = true;
+  for (int sweep = 0; running; sweep++) {
     running = false;
     bool moved = false;
-    for (int i = 0; i < size * threads; i++) {
+    for (int n = 0; n < size * threads; n++) {
+      const int i = sweep % 2 ? size * threads - 1 - n : n;  // nobody is always first
       own = &cluster[i / threads];
       Fiber& fiber = own->fibers[i % threads];
       if (fiber.done) continue;
@@ -278,6 +324,7 @@ inline int run_cluster(int threads, int size, const Place* places, int memory) {
       blockIdx = places[i / threads];
       swapcontext(&scheduler, &fiber.context);
     }
+    for (int i = 0; i < size * threads && !moved; i++) moved = cluster[i / threads].fibers[i % threads].end_copies();
     if (running && !moved) return 1;
   }
   for (int b = 0; b < size; b++) {
@@ -289,6 +336,7 @@ inline int run_cluster(int threads, int size, const Place* places, int memory) {
 }
 // Clusters of `size` blocks along z.
 inline int run_blocks(const int* blocks, int threads, int memory, int size, void (*kernel)()) {
+  copies_are_late = !copies_are_late;
   gridDim = {blocks[0], blocks[1], blocks[2]};
   blockDim = {threads, 1, 1};
   fiber_body = kernel;

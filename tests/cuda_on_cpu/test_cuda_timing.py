@@ -1,18 +1,23 @@
 """Tile sizes chosen by a clock: which are tried, what is kept, and that no bit changes."""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from isobatch_kernels import _cpu
-from isobatch_kernels.cuda import timing
-from isobatch_kernels.cuda.launch import Launcher
+from isobatch_kernels.cuda import self_test, timing
+from isobatch_kernels.cuda.device import KernelKey
+from isobatch_kernels.cuda.launch import Launcher, rows_constants
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
 from isobatch_kernels.cuda.scratch import Scratch
+from isobatch_kernels.cuda.self_test import Choice
 from isobatch_kernels.cuda.timing import LinearUse, RowsTimer
-from isobatch_kernels.cuda.tuning import Sizes, rows_candidates
+from isobatch_kernels.cuda.tuning import RowsShape, Sizes, rows_candidates
+from isobatch_kernels.cuda.weights import BFLOAT16, FLOAT16, FLOAT32, WeightFormat
 from isobatch_kernels.self_test import random_rows, random_weight
 from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice
 from tests.cuda_on_cpu.test_cuda_on_cpu import device
@@ -36,9 +41,17 @@ def test_the_fastest_is_used_and_remembered(
     assert {(c.slices, c.cluster) for c in candidates} == {(8, 1), (4, 2), (2, 4)}
     wanted = candidates[3]
     monkeypatch.setattr(RowsTimer, "_seconds", lambda *a: float(a[4] != wanted))
+    compared: list[object] = []
+
+    def compare(_: object, chosen: Mapping[Choice, RowsShape]) -> Iterator[str]:
+        compared.extend(chosen)
+        return iter(())
+
+    monkeypatch.setattr(timing, "chosen_differences", compare)
     uses = [LinearUse((layer.packed,), logit=False)]
     RowsTimer(device, layer.launcher, Scratch(device)).choose(uses, 4)
     assert layer.launcher.timed[layer.packed.format, 4] == wanted
+    assert compared == [(layer.packed.format, top, False) for top in (2, 4)]
     assert [len(json.loads(f.read_text())) for f in tmp_path.glob("cuda/choices-*")] == [2]
     monkeypatch.setattr(RowsTimer, "_seconds", lambda *_: pytest.fail("timed again"))
     again = Launcher(device, Scratch(device), 1, 1, 64)
@@ -74,4 +87,59 @@ def test_graphs_of_matrices_larger_than_any_cache_are_short(
     assert device.graphs == 0
     layer.close()
     scratch.close()
+    device.close()
+
+
+def _shape(slices: int, cluster: int, teams: int, sets: int) -> RowsShape:
+    return RowsShape(1, 1, 8, slices, cluster, teams, sets, 1, 4, 1, (1, 1, 1), 0)
+
+
+CHOSEN = {
+    (WeightFormat(4, 64, FLOAT16, 9999, 640), 8, False): _shape(4, 2, 2, 2),
+    (WeightFormat(4, 32, BFLOAT16, 40, 640), 8, True): _shape(8, 1, 1, 1),
+    (WeightFormat(8, 16, FLOAT16, 40, 640), 8, False): _shape(1, 8, 4, 2),
+    (WeightFormat(8, 32, FLOAT32, 40, 640), 8, False): _shape(2, 4, 2, 1),
+}
+
+
+def test_what_was_chosen_is_compared_with_the_contract(
+    device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same kernel in small, every type of scale; a wrong bit is told, and nothing is kept."""
+    launched: list[KernelKey] = []
+
+    def launch(key: KernelKey, *arguments: Any, early: bool) -> None:
+        launched.append(key)
+        EmulatedDevice.launch(device, key, *arguments, early=early)
+
+    monkeypatch.setattr(device, "launch", launch)
+    assert list(self_test.chosen_differences(device, CHOSEN)) == []
+    rows = [dict(key.constants) for key in launched if key.name == "linear_rows"]
+    for ((form, _, logit), shape), constants in zip(CHOSEN.items(), rows, strict=True):
+        wanted = {**rows_constants(shape, logit=logit), "ST": form.scale_type}
+        wanted |= {"SB": form.storage_bits, "B": form.sub_block}
+        assert constants == wanted
+    one = dict([next(iter(CHOSEN.items()))])
+    monkeypatch.setattr(
+        self_test, "_reference", lambda w, b, x: (np.ones((8, w.num_outputs)), True)
+    )
+    assert len(list(self_test.chosen_differences(device, one))) == 1
+    device.close()
+
+
+def test_a_wrong_choice_is_refused(
+    device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And timed again at the next start."""
+    monkeypatch.setenv("ISOBATCH_CACHE", str(tmp_path))
+    weight = random_weight(np.random.default_rng(1), 40, 640, 4, 64, half=True)
+    layer = LinearOnDevice(device, weight, 64, 8)
+    monkeypatch.setattr(RowsTimer, "_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(timing, "chosen_differences", lambda *_: iter(["a bit"]))
+    uses = [LinearUse((layer.packed,), logit=False)]
+    with pytest.raises(RuntimeError, match=r"\[cuda\] a chosen launch .* got a bit"):
+        RowsTimer(device, layer.launcher, Scratch(device)).choose(uses, 4)
+    assert not layer.launcher.timed
+    assert not list(tmp_path.glob("cuda/choices-*"))
+    layer.close()
     device.close()

@@ -47,7 +47,7 @@ __device__ __forceinline__ void x1_make_barriers(unsigned barriers, int count, i
     for (int i = 0; i < count; i++) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(barriers + 8 * i) : "memory");
     }
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\n" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
   }
 #else
   if (lane == 0) {
@@ -95,9 +95,23 @@ __device__ __forceinline__ void x1_wait_for(unsigned barrier, unsigned parity) {
 #endif
 }
 
+// Barriers that so many threads arrive at when their copies by x1_copy16 have ended; waited for once.
+__device__ __forceinline__ void x1_make_row_barriers(unsigned barriers, int count, int threads, int lane) {
+  if (lane == 0) {
+    for (int i = 0; i < count; i++) {
+      asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barriers + 8 * i), "r"(threads) : "memory");
+    }
+  }
+  __syncwarp();
+}
+__device__ __forceinline__ void x1_copies_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void x1_wait_for_rows(unsigned barrier) { x1_wait_for(barrier, 0); }
+
 // Sums that the eight warps of a team leave in shared memory, in CLUSTER blocks that have one warp or several of them each. A
-// meeting is a barrier of 8 bytes that ends a turn when all of a block's part has come, `bytes` of it. The blocks' barriers must
-// be there before anything is left: x1_cluster_wait, or __syncthreads in one block. Addresses are those of the own block.
+// meeting is a barrier of 8 bytes that ends a turn when all of a block's part has come, `bytes` of it. Addresses are those of the
+// own block.
 template <int CLUSTER>
 __device__ __forceinline__ void x1_make_meetings(unsigned meetings, int count, int warps, int bytes, int lane) {
   if (lane == 0) {
@@ -111,22 +125,18 @@ __device__ __forceinline__ void x1_make_meetings(unsigned meetings, int count, i
 #endif
     }
 #if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+    if (CLUSTER > 1) asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 #endif
   }
   __syncwarp();
 }
-// Of all threads of a cluster.
+// Of all threads: barriers that were made for other warps, of the block or of the cluster, may be used.
 template <int CLUSTER>
-__device__ __forceinline__ void x1_cluster_arrive() {
+__device__ __forceinline__ void x1_barriers_made() {
+  __syncthreads();
 #if __CUDA_ARCH__ >= 900
-  if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
-#endif
-}
-template <int CLUSTER>
-__device__ __forceinline__ void x1_cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  if (CLUSTER > 1) asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+  // Relaxed: the fence behind the barriers has released them.
+  if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 #endif
 }
 template <int CLUSTER>
@@ -162,17 +172,7 @@ __device__ __forceinline__ void x1_have_left(unsigned meeting, int lane) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(meeting) : "memory");
   }
 }
-template <int CLUSTER>
-__device__ __forceinline__ void x1_wait_for_sums(unsigned meeting, unsigned parity) {
-#if __CUDA_ARCH__ >= 900
-  if (CLUSTER > 1) {
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
-                 "bra again;\ndone:\n}\n" ::"r"(meeting), "r"(parity) : "memory");
-    return;
-  }
-#endif
-  x1_wait_for(meeting, parity);
-}
+__device__ __forceinline__ void x1_wait_for_sums(unsigned meeting, unsigned parity) { x1_wait_for(meeting, parity); }
 // The next turn's, by one warp of a block.
 template <int CLUSTER>
 __device__ __forceinline__ void x1_expect_sums(unsigned meeting, int bytes, int lane) {

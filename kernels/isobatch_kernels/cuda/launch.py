@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from isobatch_kernels.cuda.device import Argument, Blocks, Device, KernelKey
+from isobatch_kernels.cuda.device import Argument, Blocks, Chip, Device, KernelKey
 from isobatch_kernels.cuda.scratch import Scratch
 from isobatch_kernels.cuda.tuning import (
-    FEW_ROWS,
     SLICES,
     RowsShape,
     choose_rows,
@@ -17,6 +16,7 @@ from isobatch_kernels.cuda.tuning import (
     choose_tiles,
     for_rows,
     rows_top,
+    takes_rows,
 )
 from isobatch_kernels.cuda.weights import PackedDense, PackedWeight, WeightFormat
 
@@ -107,7 +107,12 @@ class Launcher:
     head_dim: int
     timed: dict[tuple[WeightFormat, int], RowsShape] = field(default_factory=dict)
     collected: list[KernelKey] | None = None  # where a list, nothing is launched
+    chip: Chip = field(init=False)  # whose sizes launches follow
     _keys: dict[tuple[str, int, tuple[int, ...]], KernelKey] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Launches follow the device's own sizes."""
+        self.chip = self.device.chip
 
     def run(
         self,
@@ -197,14 +202,16 @@ class Launcher:
             *(x.rows, x.width, weight.num_outputs, out.stride, x.padded),
         ]
         constants = {**weight.constants}
-        shape = self.rows_shape(x.rows, weight) if x.rows <= FEW_ROWS else None
+        shape = None
+        if takes_rows(x.rows, weight, self.chip):
+            shape = self.rows_shape(x.rows, weight)
         if shape is not None:
             constants |= rows_constants(shape, logit=logit)
             arguments[6:6] = self.joined(shape, weight)
             memory = shape.shared_memory
             self.run("linear_rows", shape.blocks, arguments, constants, shape.threads, memory)
             return
-        tiles = choose_tiles(x.rows, weight, self.device.chip)
+        tiles = choose_tiles(x.rows, weight, self.chip)
         constants |= {"WT": tiles.warp_tiles, "RP": tiles.parts, "STAGES": tiles.stages}
         constants["LOGIT"] = int(logit)
         memory = tiles.shared_memory
@@ -217,8 +224,8 @@ class Launcher:
         """
         timed = self.timed.get((weight.format, rows_top(rows)))
         if timed is not None:
-            return for_rows(rows, weight, timed, self.device.chip)
-        return choose_rows(rows, weight, self.device.chip)
+            return for_rows(rows, weight, timed, self.chip)
+        return choose_rows(rows, weight, self.chip)
 
     def joined(self, shape: RowsShape, weight: PackedWeight) -> tuple[int, int]:
         """Where warps of different blocks leave the sums of their slices, and count themselves."""
@@ -293,7 +300,7 @@ class Launcher:
         """Partial results of the chunks of the step's single tokens."""
         group = self.num_heads // self.num_kv_heads
         alone = step.chunks * self.num_kv_heads * step.num_singles
-        share = choose_share(group, alone, self.device.chip)
+        share = choose_share(group, alone, self.chip)
         self.run(
             "attention_chunks",
             (step.chunks, self.num_kv_heads * -(-group // share), step.num_singles),

@@ -1,10 +1,47 @@
 // Linear layers for few rows, bound by the weights' way from memory. A warp has one slice of K and NT tiles of 16 outputs at a
 // time, and streams its records through a ring of asynchronous copies. A block holds the rows of its slices in shared memory, so
-// rows are read once for all its outputs. A team are the eight warps, of one block or of a cluster's, that have the same tiles:
+// rows are read once for all its outputs; the warps of a slice begin when the first of them have come. A team are the eight
+// warps, of one block or of a cluster's, that have the same tiles:
 // each leaves a part of its sums with every block of the cluster, goes on with the next tiles, and adds the part of its own
 // block when all eight have come. Where there are no clusters and a block has not all slices, each warp leaves its sums in
 // memory, and the last one of the eight adds them.
 // @use weights
+
+constexpr int kRowParts = 4;  // in which the rows of a slice come
+
+// The sum of slices in their order. Where NB < 8 some of them are empty, and skipped.
+__device__ __forceinline__ float x1_add_slices(const float (&parts)[kSlices], int NB) {
+  float total = parts[0];
+  if (NB >= kSlices) {
+#pragma unroll
+    for (int s = 1; s < kSlices; s++) total = x1_add(total, parts[s]);
+    return total;
+  }
+  bool is_first = true;
+#pragma unroll
+  for (int s = 0; s < kSlices; s++) {
+    if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
+    total = is_first ? parts[s] : x1_add(total, parts[s]);
+    is_first = false;
+  }
+  return total;
+}
+
+// One output: what is added to it, and where it goes.
+struct Finish {
+  size_t at;
+  float bias, residual;
+  bool wanted;
+  __device__ __forceinline__ void aim(bool is_wanted, int n, size_t place, const float* biases, const float* residuals) {
+    wanted = is_wanted;
+    at = place;
+    bias = wanted && biases ? biases[n] : 0.0f;
+    residual = wanted && residuals ? residuals[place] : 0.0f;
+  }
+  __device__ __forceinline__ void put(float total, float* y, const float* biases, const float* residuals, bool logit) const {
+    y[at] = finish_output(total, biases, bias, residuals, residual, logit);
+  }
+};
 
 // @kernel linear_rows
 // @constants SB B ST NT MT HELD SLICES CLUSTER TEAMS SETS DEEP STAGES RESIDENT LOGIT
@@ -39,17 +76,18 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   const int first = x1_slice_begin(blockIdx.z * SLICES, NB), count = x1_slice_begin((blockIdx.z + 1) * SLICES, NB) - first;
   const int last_tile = (N + 15) / 16 - 1, groups = last_tile / NT + 1, step = gridDim.y * TEAMS;
   const size_t tile_words = (size_t)NB * R::kWords;
-  // Barriers of the rings, then of the sums; the rings; sums (TEAMS, SETS, 8, parts); rows (sub-blocks, MT, HELD, B); their pairs
-  // (sub-blocks, 8*MT, 2). Blocks of a cluster have the same but for the lengths of the last two.
+  // Barriers of the rings, of the rows, of the sums; the rings; sums (TEAMS, SETS, 8, parts); rows (sub-blocks, MT, HELD, B); their
+  // pairs (sub-blocks, 8*MT, 2). Blocks of a cluster have the same but for the lengths of the last two.
   constexpr int kWarps = kThreads / 32, kMeetings = kJoined ? TEAMS * SETS : 0;
-  constexpr int kBarriers = ((kWarps * STAGES + kMeetings) * 2 + 3) / 4 * 4;
+  constexpr int kBarriers = ((kWarps * STAGES + SLICES * kRowParts + kMeetings) * 2 + 3) / 4 * 4;
   unsigned* rings = reinterpret_cast<unsigned*>(shared) + kBarriers;
   unsigned* ring = rings + warp * STAGES * kStage;
   float* sums = reinterpret_cast<float*>(rings + kWarps * STAGES * kStage) + team * SETS * kSet;
   unsigned* rows = rings + kWarps * STAGES * kStage + (kJoined ? TEAMS * SETS * kSet : 0);
   float* pairs = reinterpret_cast<float*>(rows + count * MT * kRowWords);
   const unsigned barriers = x1_shared_address(shared) + warp * STAGES * 8, ring_address = x1_shared_address(ring);
-  const unsigned meetings = x1_shared_address(shared) + (kWarps * STAGES + team * SETS) * 8;
+  const unsigned row_barriers = x1_shared_address(shared) + (kWarps * STAGES + warp % SLICES * kRowParts) * 8;
+  const unsigned meetings = x1_shared_address(shared) + (kWarps * STAGES + SLICES * kRowParts + team * SETS) * 8;
   const unsigned sums_address = x1_shared_address(sums);
 
   // What is asked for next: records from `next` of the slice on, of a group of tiles.
@@ -82,36 +120,33 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   // Weights are the same in every step, so the ring is filled with them while the previous launch still runs.
   x1_let_next_begin();
   x1_make_barriers(barriers, STAGES, lane);
-  if (kJoined && warp % SLICES == 0) x1_make_meetings<CLUSTER>(meetings, SETS, kSlices, 4 * kSet, lane);
-  x1_cluster_arrive<CLUSTER>();
   aim();
   for (int stage = 0; stage < STAGES - 1; stage++) request(stage);
+  if (team == 0) x1_make_row_barriers(row_barriers, kRowParts, 32 * TEAMS, lane);
+  if (kJoined && warp % SLICES == 0) x1_make_meetings<CLUSTER>(meetings, SETS, kSlices, 4 * kSet, lane);
+  x1_barriers_made<CLUSTER>();
   x1_after_previous();
   {
-    constexpr int kEach = kThreads / (HELD * MT);  // threads of a row
-    constexpr int kPieces = B / 8;                 // of 16 bytes in a row's sub-block
-    const int m = threadIdx.x / kEach;
-    const fp16* from = q + (size_t)(m0 + m) * K + (size_t)first * B;
-    if (m < held) {
-      for (int c = threadIdx.x % kEach; c < count * kPieces; c += kEach) {
-        const int j = c / kPieces, piece = c % kPieces, row = m % 8;
+    // The warps of a slice bring its rows, record by record.
+    constexpr int kPieces = B / 8, kRows = HELD * MT;  // of 16 bytes in a row's sub-block; rows
+    constexpr int kMembers = 32 * TEAMS;
+    const int member = team * 32 + lane;
+    for (int c = member; c < length * 4 * MT; c += kMembers) {
+      const int j = begin + c / (4 * MT), at = m0 + c % (4 * MT) * 2;
+      if (at < padded) x1_copy16(pairs + ((begin - first) * 4 * MT + c) * 4, ds + ((size_t)j * padded + at) * 2);
+    }
+    int c = member;
+#pragma unroll 1
+    for (int part = 1; part <= kRowParts; part++) {
+      for (; c < part * length / kRowParts * kRows * kPieces; c += kMembers) {
+        const int piece = c % kPieces, m = c / kPieces % kRows, row = m % 8, j = begin - first + c / kPieces / kRows;
         const int at = B == 64 ? row * 8 + (piece ^ row % 2) : (row ^ (j & kTwist)) * kPieces + piece;
-        x1_copy16(rows + (j * MT + m / 8) * kRowWords + 4 * at, from + c * 8);
+        if (m >= held) continue;
+        x1_copy16(rows + (j * MT + m / 8) * kRowWords + 4 * at, q + (size_t)(m0 + m) * K + (size_t)(first + j) * B + piece * 8);
       }
+      x1_copies_arrive(row_barriers + 8 * (part - 1));
     }
-    x1_commit();
-    // 2^24, which 4-bit integers lack, goes into d, and out of s: both exactly.
-    for (int c = threadIdx.x; c < count * 4 * MT; c += kThreads) {
-      const int j = c / (4 * MT), part = c % (4 * MT);
-      if (m0 + 2 * part >= padded) continue;
-      const float4 v = *reinterpret_cast<const float4*>(ds + ((size_t)(first + j) * padded + m0 + 2 * part) * 2);
-      reinterpret_cast<float4*>(pairs)[c] = make_float4(x1_mul(v.x, R::kScale), x1_mul(v.y, 1.0f / R::kScale),
-                                                        x1_mul(v.z, R::kScale), x1_mul(v.w, 1.0f / R::kScale));
-    }
-    x1_wait<0>();
-    __syncthreads();
   }
-  x1_cluster_wait<CLUSTER>();  // every block's barriers are there
 
   // Columns of rows that are not there hold another row's integers or what lies there: columns of a product do not mix.
   const int row = kSpread ? g / 2 % HELD : g % HELD;
@@ -130,6 +165,8 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
         load_words<R::kPiece>(words_at + nt * kTile + R::word(0, i), words + i);
       }
       load_affine<ST>(affine_at + nt * kTile, 0, low[nt], high[nt]);
+      low[nt].scale = x1_mul(low[nt].scale, R::kScale);
+      high[nt].scale = x1_mul(high[nt].scale, R::kScale);
 #pragma unroll
       for (int i = 0; i < R::kMmas; i++) expand<SB>(words, i, a[nt][i]);
     }
@@ -168,11 +205,6 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     }
   };
 
-  auto finish = [&](int m, int out, float total) {
-    if (m >= held || out >= N) return;
-    const size_t at = (size_t)(m0 + m) * stride + out;
-    y[at] = finish_output(total, bias ? bias + out : nullptr, residual ? residual + at : nullptr, LOGIT);
-  };
   // The place of lane (g, t) among a team's sums is (t, g ^ 2*t): lanes meet in no bank when they leave them, and the lanes that
   // add have two rows of 16 outputs between them.
   const int rank = kJoined ? blockIdx.z : 0;
@@ -191,30 +223,34 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     x1_have_left<CLUSTER>(meetings + 8 * set, lane);
   };
   auto join = [&](int turn, int group) {
-    const int set = turn % SETS;
-    x1_wait_for_sums<CLUSTER>(meetings + 8 * set, turn / SETS & 1);
-    if (warp % SLICES == 0) x1_expect_sums<CLUSTER>(meetings + 8 * set, 4 * kSet, lane);
-    for (int i = warp % SLICES * 32 + lane; i < kPart; i += 32 * SLICES) {
-      const int e = i % kLane, place = rank * kOwn + i / kLane % kOwn, tile = i / kLane / kOwn;
-      const int its_t = place / 8, its_g = place % 8 ^ 2 * its_t;
-      const int m = kSpread ? its_t : tile % MT * 8 + 2 * its_t + e % 2, n = its_g + (kSpread ? e : e / 2) * 8;
-      if (m >= held) continue;
-      float total = 0.0f;
-      bool is_first = true;
+    constexpr int kEach = (kPart + 32 * SLICES - 1) / (32 * SLICES);  // outputs of a thread
+    const int set = turn % SETS, member = warp % SLICES * 32 + lane;
+    Finish finish[kEach];
 #pragma unroll
-      for (int s = 0; s < kSlices; s++) {
-        if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
-        const float part = sums[set * kSet + s * kPart + i];
-        total = is_first ? part : x1_add(total, part);
-        is_first = false;
-      }
-      finish(m, (group * NT + tile / MT) * 16 + n, total);
+    for (int k = 0; k < kEach; k++) {
+      const int i = member + k * 32 * SLICES, e = i % kLane, place = rank * kOwn + i / kLane % kOwn, tile = i / kLane / kOwn;
+      const int its_t = place / 8, its_g = place % 8 ^ 2 * its_t;
+      const int m = kSpread ? its_t : tile % MT * 8 + 2 * its_t + e % 2;
+      const int n = (group * NT + tile / MT) * 16 + its_g + (kSpread ? e : e / 2) * 8;
+      // What is added is on its way while the sums are waited for.
+      finish[k].aim(i < kPart && m < held && n < N, n, (size_t)(m0 + m) * stride + n, bias, residual);
+    }
+    x1_wait_for_sums(meetings + 8 * set, turn / SETS & 1);
+    if (warp % SLICES == 0) x1_expect_sums<CLUSTER>(meetings + 8 * set, 4 * kSet, lane);
+#pragma unroll
+    for (int k = 0; k < kEach; k++) {
+      if (!finish[k].wanted) continue;
+      const float* from = sums + set * kSet + member + k * 32 * SLICES;
+      float parts[kSlices];
+#pragma unroll
+      for (int s = 0; s < kSlices; s++) parts[s] = from[s * kPart];
+      finish[k].put(x1_add_slices(parts, NB), y, bias, residual, LOGIT);
     }
   };
 
   const unsigned* lane_words = ring + R::word(lane, 0);
   const unsigned* lane_affine = ring + R::kQuantWords + g * (ST == 2 ? 4 : 2);
-  int stage = 0;
+  int stage = 0, part = 0, ready = 0;  // records whose rows have come
   unsigned parity = 0;
   int group = blockIdx.y * TEAMS + team, turn = 0;
   for (; group < groups; group += step, turn++) {
@@ -225,8 +261,13 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
       __syncwarp();
       request(stage == 0 ? STAGES - 1 : stage - 1);
       const unsigned *words_at = lane_words + stage * kStage, *affine_at = lane_affine + stage * kStage;
-      // Without a branch between records, what one waits for is hidden by the next.
       const int here = length - j;
+      while (ready < min(length, j + DEEP)) {
+        x1_wait_for_rows(row_barriers + 8 * part);
+        part++;
+        ready = part * length / kRowParts;
+      }
+      // Without a branch between records, what one waits for is hidden by the next.
       if (here >= DEEP) {
 #pragma unroll
         for (int u = 0; u < DEEP; u++) multiply_record(words_at + u * R::kWords, affine_at + u * R::kWords, j + u);
@@ -270,22 +311,17 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
           float4 parts[kSlices];
 #pragma unroll
           for (int s = 0; s < kSlices; s++) parts[s] = x1_fresh16(all + (s * NT * MT + i) * 32);
-          float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          bool is_first = true;
 #pragma unroll
-          for (int s = 0; s < kSlices; s++) {
-            if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
-            const float4 part = parts[s];
-            total = is_first ? part
-                             : make_float4(x1_add(total.x, part.x), x1_add(total.y, part.y), x1_add(total.z, part.z),
-                                           x1_add(total.w, part.w));
-            is_first = false;
+          for (int e = 0; e < 4; e++) {
+            if (kSpread && e % 2) continue;
+            float own[kSlices];
+#pragma unroll
+            for (int s = 0; s < kSlices; s++) own[s] = e == 0 ? parts[s].x : e == 1 ? parts[s].y : e == 2 ? parts[s].z : parts[s].w;
+            const int its_m = m + e % 2, n = out + e / 2 * 8;
+            Finish finish;
+            finish.aim(its_m < held && n < N, n, (size_t)(m0 + its_m) * stride + n, bias, residual);
+            if (finish.wanted) finish.put(x1_add_slices(own, NB), y, bias, residual, LOGIT);
           }
-          finish(m, out, total.x);
-          finish(m, out + 8, total.z);
-          if (kSpread) continue;
-          finish(m + 1, out, total.y);
-          finish(m + 1, out + 8, total.w);
         }
       }
     }

@@ -44,7 +44,7 @@ class LinearOnDevice:
         """Where results lie."""
         return Output(self._memory[5], self.packed.num_outputs)
 
-    def run(self, x: Float32) -> tuple[Float32, npt.NDArray[np.uint32]]:
+    def run(self, x: Float32, *, logit: bool = False) -> tuple[Float32, npt.NDArray[np.uint32]]:
         """Results, and a row's flag: OP + 1 where it is not finite."""
         flags = np.full(len(x), _NO_FLAG, np.uint32)
         self.device.upload(self._memory[0], np.ascontiguousarray(x))
@@ -52,7 +52,7 @@ class LinearOnDevice:
         activations = self.activations(len(x))
         rows = Rows(self._memory[0], len(x), x.shape[1])
         self.launcher.quantize(rows, activations, self._memory[4], OP)
-        self.launcher.linear(activations, self.packed, self.output())
+        self.launcher.linear(activations, self.packed, self.output(), logit=logit)
         self.device.synchronize()
         y = np.empty((len(x), self.packed.num_outputs), np.float32)
         self.device.download(self._memory[5], y)

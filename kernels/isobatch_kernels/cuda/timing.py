@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
+from isobatch_kernels.cpu_units import native_module_error
 from isobatch_kernels.cuda.compiler import cache_folder, keep
 from isobatch_kernels.cuda.device import Device, KernelKey
 from isobatch_kernels.cuda.launch import Activations, Launcher, rows_constants
 from isobatch_kernels.cuda.scratch import Scratch
+from isobatch_kernels.cuda.self_test import Choice, chosen_differences
 from isobatch_kernels.cuda.source import device_text, load_kernels
 from isobatch_kernels.cuda.tuning import (
-    FEW_ROWS,
     ROW_TOPS,
     RowsShape,
     Sizes,
     for_rows,
     ring_variants,
     rows_candidates,
-    rows_top,
+    takes_rows,
 )
 from isobatch_kernels.cuda.weights import PackedWeight, WeightFormat
 
 _LAUNCHES: Final = 16  # of a graph that is timed
-_WITH_OTHER_RINGS: Final = 2
+_WITH_OTHER_RINGS: Final = 3
 _BYTES: Final = 600e6  # at most so many are read by one graph
 
 
@@ -58,6 +60,11 @@ class _Case:
         constants = {**weight.constants, **rows_constants(shape, logit=self.use.logit)}
         return KernelKey("linear_rows", tuple(constants.items()), shape.shared_memory)
 
+    @property
+    def choice(self) -> Choice:
+        """What it is about."""
+        return self.use.weights[0].format, self.top, self.use.logit
+
     def best(self, count: int) -> list[RowsShape]:
         """The fastest so far, at most so many; of equal ones those timed first."""
         return sorted(self.timed, key=self.timed.__getitem__)[:count]
@@ -78,23 +85,24 @@ class RowsTimer:
         self._scratch = scratch
 
     def choose(self, uses: Sequence[LinearUse], most_rows: int) -> None:
-        """Chooses for every format and up to `most_rows` rows."""
-        tops = [top for top in ROW_TOPS if top <= rows_top(min(most_rows, FEW_ROWS))]
+        """Chooses for every format and up to `most_rows` rows.
+
+        Raises:
+            RuntimeError: what was chosen gives other bits than the contract.
+        """
         path = cache_folder() / f"choices-{self._digest()}.json"
         known: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             known = json.loads(path.read_text(encoding="utf-8"))
         open_cases = []
-        for use in uses:
-            for top in tops:
-                form = use.weights[0].format
-                kept = known.get(_name(form, top))
-                if kept is None:
-                    open_cases.append(_Case(use, top, _sizes(use)))
-                else:
-                    self._launcher.timed[form, top] = RowsShape(
-                        **{**kept, "blocks": tuple(kept["blocks"])}
-                    )
+        for use, top in self._uses_by_top(uses, most_rows):
+            form = use.weights[0].format
+            kept = known.get(_name(form, top))
+            if kept is None:
+                open_cases.append(_Case(use, top, _sizes(use)))
+            else:
+                shape = RowsShape(**{**kept, "blocks": tuple(kept["blocks"])})
+                self._launcher.timed[form, top] = shape
         if not open_cases:
             return
         chip = self._device.chip
@@ -110,12 +118,25 @@ class RowsTimer:
                 for case in open_cases
             }
         )
-        for case in open_cases:
-            for best in case.best(1):  # none where rows are too long for shared memory
-                form = case.use.weights[0].format
-                self._launcher.timed[form, case.top] = best
-                known[_name(form, case.top)] = asdict(best)
+        # None is best where rows are too long for shared memory.
+        chosen = {case.choice: best for case in open_cases for best in case.best(1)}
+        if native_module_error() is None:  # the native module has the reference
+            for difference in chosen_differences(self._device, chosen):
+                raise RuntimeError(
+                    f"[cuda] a chosen launch must equal the contract, got {difference}"
+                )
+        for (form, top, _), best in chosen.items():
+            self._launcher.timed[form, top] = best
+            known[_name(form, top)] = asdict(best)
         keep(path, json.dumps(known, indent=1).encode())
+
+    def _uses_by_top(
+        self, uses: Sequence[LinearUse], most_rows: int
+    ) -> Iterator[tuple[LinearUse, int]]:
+        for use in uses:
+            for fewer, top in pairwise((0, *ROW_TOPS)):
+                if fewer < most_rows and takes_rows(top, use.weights[0], self._device.chip):
+                    yield use, top
 
     def _time(self, shapes: Mapping[_Case, Sequence[RowsShape]]) -> None:
         """All are compiled first, several at a time."""

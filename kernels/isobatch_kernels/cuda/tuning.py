@@ -13,8 +13,10 @@ from typing import Final, Protocol
 from isobatch_kernels.cuda.device import Chip
 
 SLICES: Final = 8  # of K
-ROW_TOPS: Final = (2, 4, 8, 16, 32, 64)
-FEW_ROWS: Final = ROW_TOPS[-1]  # most rows of linear_rows
+ROW_TOPS: Final = (2, 4, 8, 16, 32, 64, 128)
+FEW_ROWS: Final = 64  # linear_rows takes so many of every matrix
+MOST_ROWS: Final = ROW_TOPS[-1]  # and so many where linear_tiles would leave the chip idle
+_ROW_PARTS: Final = 4  # kRowParts
 _REGISTERS: Final = 65536  # of a multiprocessor
 _MOST_WARPS: Final = 24  # of a block
 _MOST_RESIDENT: Final = 40  # warps of a multiprocessor
@@ -22,8 +24,8 @@ _RINGS: Final = (  # deep, stages
     *((1, 4), (1, 8), (1, 12), (2, 2), (2, 3), (2, 4), (2, 6)),
     *((3, 3), (3, 4), (4, 2), (4, 3), (4, 4), (7, 2), (7, 3)),
 )
-_OF_A_KIND: Final = 2
-_CANDIDATES: Final = 16
+_OF_A_KIND: Final = 4
+_CANDIDATES: Final = 32
 _VARIANTS: Final = 8
 # A model of one multiprocessor, to choose what is worth timing: bytes and cycles of a microsecond,
 # bytes that must be on their way, and what one instruction of a warp takes of it.
@@ -133,7 +135,8 @@ def _shared_memory(shape: RowsShape, weight: Packed) -> int:
     """Barriers, the rings, sums, rows and their pairs. Bytes."""
     rings = shape.slices * shape.teams * shape.stages
     sets = shape.teams * shape.sets if shape.is_joined else 0
-    words = -(-(rings + sets) * 2 // 4) * 4 + sets * shape.set_words
+    barriers = rings + shape.slices * _ROW_PARTS + sets
+    words = -(-barriers * 2 // 4) * 4 + sets * shape.set_words
     words += rings * shape.deep * shape.nt * weight.record_words
     return 4 * (words + _row_words_of_block(shape, weight))
 
@@ -234,20 +237,32 @@ def _body(shape: RowsShape) -> tuple[int, ...]:
 
 def rows_candidates(rows: int, weight: Sizes, chip: Chip) -> tuple[RowsShape, ...]:
     """Launches worth timing, the best by the model first: some of every kind, with one ring."""
-    chosen: dict[tuple[int, ...], RowsShape] = {}
+    chosen: dict[tuple[int, ...], tuple[int, RowsShape]] = {}
     kinds: Counter[tuple[int, ...]] = Counter()
     for shape in _ranked(rows, weight, chip):
         kind = _body(shape)[:4]
         if _body(shape) not in chosen and kinds[kind] < _OF_A_KIND:
-            chosen[_body(shape)] = shape
+            chosen[_body(shape)] = kinds[kind], shape
             kinds[kind] += 1
-    return tuple(chosen.values())[:_CANDIDATES]
+    # The model knows better which of a kind is good than which kind: the best of each come first.
+    in_turn = sorted(chosen.values(), key=lambda place_and_shape: place_and_shape[0])
+    return tuple(shape for _, shape in in_turn[:_CANDIDATES])
 
 
 def ring_variants(rows: int, weight: Sizes, chip: Chip, like: RowsShape) -> tuple[RowsShape, ...]:
     """The same launch with other rings."""
     others = (s for s in _ranked(rows, weight, chip) if _body(s) == _body(like) and s != like)
     return tuple(itertools.islice(others, _VARIANTS))
+
+
+def takes_rows(rows: int, weight: Packed, chip: Chip) -> bool:
+    """Whether linear_rows is for so many rows of a matrix, and linear_tiles for more.
+
+    With up to two blocks of linear_tiles for a multiprocessor, linear_rows is faster up to
+    `MOST_ROWS`: it cuts K too, so that matrices with few outputs fill the chip.
+    """
+    few = _small_tiles(MOST_ROWS, weight) <= 2 * chip.multiprocessors
+    return rows <= FEW_ROWS or (rows <= MOST_ROWS and few)
 
 
 def rows_top(rows: int) -> int:
@@ -267,10 +282,14 @@ def _row_words(weight: Packed) -> int:
     return 36 if weight.sub_block == 64 else weight.sub_block // 2
 
 
+def _small_tiles(rows: int, weight: Packed) -> int:
+    """Blocks of linear_tiles with its smallest tiles."""
+    return -(-rows // 32) * -(-weight.tiles // 8)
+
+
 def choose_tiles(rows: int, weight: Packed, chip: Chip) -> TilesShape:
     """The launch of linear_tiles: small tiles where larger ones would leave the chip idle."""
-    blocks = -(-rows // 32) * -(-weight.tiles // 8)
-    if blocks <= 2 * chip.multiprocessors:
+    if _small_tiles(rows, weight) <= 2 * chip.multiprocessors:
         return tiles_shape(rows, weight, 1, 1, 4, chip)
     return tiles_shape(rows, weight, 2, 1 if rows <= 128 else 2, 4, chip)
 

@@ -124,9 +124,13 @@ __device__ __forceinline__ void add_tail(const unsigned* records, int lane, cons
   }
 }
 
-// The epilogue of one output: bias vector, residual, and no negative zero among logits.
-__device__ __forceinline__ float finish_output(float total, const float* bias, const float* residual, bool logit) {
-  if (bias) total = x1_add(total, *bias);
-  if (residual) total = x1_add(total, *residual);
+// The epilogue of one output: bias vector and residual where there are any, and no negative zero among logits.
+__device__ __forceinline__ float finish_output(float total, bool has_bias, float bias, bool has_residual, float residual,
+                                               bool logit) {
+  if (has_bias) total = x1_add(total, bias);
+  if (has_residual) total = x1_add(total, residual);
   return logit ? x1_add(total, 0.0f) : total;
+}
+__device__ __forceinline__ float finish_output(float total, const float* bias, const float* residual, bool logit) {
+  return finish_output(total, bias, bias ? *bias : 0.0f, residual, residual ? *residual : 0.0f, logit);
 }

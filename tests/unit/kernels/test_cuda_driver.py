@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isobatch_kernels.cuda import driver
+from isobatch_kernels.cuda import driver, timing
 from isobatch_kernels.cuda.device import KernelKey
 from isobatch_kernels.cuda_backend import CudaBackend, CudaLimits
 from isobatch_kernels.self_test import _steps, tiny_program
@@ -22,6 +22,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDriver:
     monkeypatch.setenv("ISOBATCH_CACHE", str(tmp_path))
     monkeypatch.setattr(driver, "_driver", lambda: made)
     monkeypatch.setattr(driver, "compile_kernel", lambda key, capability: key.name.encode())
+    monkeypatch.setattr(timing, "chosen_differences", lambda *_: iter(()))
     monkeypatch.setattr(driver, "compile_text", lambda name, text, capability: name.encode())
     return made
 

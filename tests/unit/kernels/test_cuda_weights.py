@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isobatch_kernels.cuda.device import Chip
-from isobatch_kernels.cuda.tuning import Sizes, choose_rows, choose_share, choose_tiles
+from isobatch_kernels.cuda.tuning import Sizes, choose_rows, choose_share, choose_tiles, takes_rows
 from isobatch_kernels.cuda.weights import affine, pack_dense, pack_quantized
 from isobatch_kernels.program import DenseType, DenseWeight, QuantizedWeight
 from isobatch_kernels.self_test import random_weight
@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(COMPILER is None, reason="no clang++ on this machine"),
 ]
-CHIP = Chip(132, 227 * 1024)
+OLDER = Chip(108, 163 * 1024)  # without clusters
+CHIP = Chip(132, 227 * 1024, (66, 30, 15))
 
 FORMATS = [
     *((4, 64, 64, True), (4, 32, 32, False), (4, 16, 16, True), (3, 64, 32, True)),
@@ -152,24 +153,26 @@ def test_dense_matrices_lie_in_tiles_of_32(dtype: DenseType, device: EmulatedDev
 
 
 @pytest.mark.parametrize("outputs", [40, 896, 3584, 37888, 152064])
-def test_launches_cover_all_outputs_and_fit(outputs: int) -> None:
+@pytest.mark.parametrize("chip", [CHIP, OLDER])
+def test_launches_cover_all_outputs_and_fit(outputs: int, chip: Chip) -> None:
     """Whatever the tuning says, shared memory must hold it, and equal kernels have equal sizes."""
     weight = Sizes(-(-outputs // 16), 144, 64, 56)
     seen: dict[tuple[int, ...], int] = {}
-    for rows in range(1, 65):
-        shape = choose_rows(rows, weight, CHIP)
+    for rows in (*range(1, 65), 65, 97, 128):
+        assert takes_rows(rows, weight, chip) == (rows <= 64 or outputs < 4000)
+        shape = choose_rows(rows, weight, chip)
         assert shape is not None
         assert shape.blocks[0] * 8 * shape.mt >= rows
         assert shape.blocks[2] * shape.slices == 8
         blocks = math.prod(shape.blocks)
-        assert blocks <= max(CHIP.multiprocessors * shape.resident, 8 * shape.blocks[0])
+        assert blocks <= max(chip.multiprocessors * shape.resident, 8 * shape.blocks[0])
         assert shape.held >= min(rows, 8)
         assert shape.threads <= 1024
-        assert shape.shared_memory <= CHIP.shared_memory
+        assert shape.shared_memory <= chip.shared_memory
         key = (*dataclasses.astuple(shape)[:-2],)
         assert seen.setdefault(key, shape.shared_memory) == shape.shared_memory
     for rows in (1, 65, 500, 2048):
-        tiles = choose_tiles(rows, weight, CHIP)
+        tiles = choose_tiles(rows, weight, chip)
         assert tiles.blocks[0] * 32 * tiles.parts >= rows
         assert tiles.blocks[1] * 8 >= weight.tiles
         assert tiles.stages >= 2
