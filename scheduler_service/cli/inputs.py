@@ -14,6 +14,9 @@ def given_or_stdin(text: str | None, what: str) -> str:
     if sys.stdin.isatty():
         raise click.UsageError(f"give {what}, or text on standard input")
     try:
-        return sys.stdin.buffer.read().decode()
+        text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"standard input must be UTF-8, got {error}") from None
+    if not text:
+        raise click.UsageError(f"give {what}, or text on standard input, got none there")
+    return text
