@@ -12,18 +12,24 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cuda_models import QWEN_05B, QWEN_7B, ModelShape
 from benchmarks.cuda_steps import compare_with_cpu, measure_steps
-from benchmarks.cuda_table import ROWS, measure_linear, measure_step_linears
+from benchmarks.cuda_table import (
+    ROWS,
+    measure_launches,
+    measure_linear,
+    measure_step_linears,
+)
 from benchmarks.cuda_timer import copy_bandwidth
 from isobatch_kernels.cuda.driver import DriverDevice, cuda_error
-from isobatch_kernels.cuda.tuning import FEW_ROWS
+from isobatch_kernels.cuda.tuning import FEW_ROWS, ROW_TOPS
 
-PARTS = ("equality", "step_linears", "steps", "linears")
+PARTS = ("equality", "step_linears", "steps", "linears", "launches")
 STEP_ROWS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 _PACKAGES = ("cuda-bindings", "nvidia-cuda-nvrtc", "mlx", "mlx-cuda-13", "mlx-lm", "numpy")
 
@@ -76,7 +82,7 @@ def main() -> int:
     """Runs the parts asked for and writes one JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("cuda.json"))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:-1]))
     parser.add_argument("--shapes", nargs="+", choices=("0.5B", "7B"), default=["7B", "0.5B"])
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--step-rows", nargs="+", type=int, default=list(STEP_ROWS))
@@ -121,6 +127,13 @@ def _run_part(
         report.rows(
             f"steps of {shape.name}", lambda: measure_steps(shape, arguments.step_rows, peer=peer)
         )
+    elif part == "launches":
+        tops = [top for top in ROW_TOPS if top in arguments.step_rows]
+        for name, (inputs, outputs) in shape.linear_shapes.items():
+            report.rows(
+                f"launches of {name} of {shape.name}",
+                partial(measure_launches, device, inputs, outputs, tops),
+            )
     else:
         for name, (inputs, outputs) in shape.linear_shapes.items():
             report.rows(

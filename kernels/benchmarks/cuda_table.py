@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.cuda_models import ModelShape, random_weight
 from benchmarks.cuda_timer import graph_seconds
+from isobatch_kernels.cuda.device import Device
 from isobatch_kernels.cuda.driver import DriverDevice
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
 from isobatch_kernels.cuda.scratch import Scratch
-from isobatch_kernels.cuda.timing import LinearUse, RowsTimer
+from isobatch_kernels.cuda.timing import Case, LinearUse, RowsTimer
 from isobatch_kernels.cuda.tuning import MOST_ROWS
 
 ROWS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 512)
@@ -20,16 +22,14 @@ _COLD_BYTES: Final = 250e6
 _BLOCK: Final = 64
 
 
-def _layers(
-    device: DriverDevice, inputs: int, outputs: int, most_rows: int
-) -> list[LinearOnDevice]:
+def _layers(device: Device, inputs: int, outputs: int, most_rows: int) -> list[LinearOnDevice]:
     """The same weight so many times that none stays in the cache."""
     weight = random_weight(np.random.default_rng(inputs + outputs), outputs, inputs)
     count = int(np.clip(_COLD_BYTES / (inputs * outputs * 0.5625), 2, 24))
     return [LinearOnDevice(device, weight, _BLOCK, most_rows) for _ in range(count)]
 
 
-def _choose_sizes(device: DriverDevice, layers: Sequence[LinearOnDevice]) -> None:
+def _choose_sizes(device: Device, layers: Sequence[LinearOnDevice]) -> None:
     """Tile sizes by the clock, as a backend chooses them."""
     scratch, first = Scratch(device), layers[0].launcher
     use = LinearUse(tuple(layer.packed for layer in layers), logit=False)
@@ -37,6 +37,11 @@ def _choose_sizes(device: DriverDevice, layers: Sequence[LinearOnDevice]) -> Non
     scratch.close()
     for layer in layers:
         layer.launcher.timed = first.timed
+
+
+def _launch_all(layers: Sequence[LinearOnDevice], rows: int) -> None:
+    for layer in layers:
+        _launch(layer, rows)
 
 
 def _launch(layer: LinearOnDevice, rows: int) -> None:
@@ -116,6 +121,10 @@ def measure_step_linears(
                     _launch(layers[name][i], count)
             _launch(layers["head"][0], count)
 
+        alone = {
+            name: graph_seconds(device, partial(_launch_all, some, count)) / len(some)
+            for name, some in layers.items()
+        }
         seconds = graph_seconds(device, step)
         gb_s = size / seconds / 1e9
         yield {
@@ -124,7 +133,28 @@ def measure_step_linears(
             "ms": round(seconds * 1e3, 3),
             "gb_s": round(gb_s),
             "share_of_copy": round(gb_s / copy_gb_s, 3),
+            "alone_us": {name: round(value * 1e6, 2) for name, value in alone.items()},
         }
     for some in layers.values():
         for layer in some:
             layer.close()
+
+
+def measure_launches(
+    device: Device, inputs: int, outputs: int, tops: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """What the choice of sizes sees: the fastest launch of every kind, in microseconds."""
+    layers, scratch = _layers(device, inputs, outputs, max(tops)), Scratch(device)
+    use = LinearUse(tuple(layer.packed for layer in layers), logit=False)
+    for top in tops:
+        case = Case(use, top)
+        RowsTimer(device, layers[0].launcher, scratch).measure([case])
+        kinds: dict[str, dict[str, Any]] = {}
+        for shape in case.best(len(case.timed)):
+            kind = f"{shape.nt} by {shape.mt} tiles, {shape.slices} slices in {shape.cluster}"
+            sizes = {name: getattr(shape, name) for name in ("teams", "deep", "stages", "resident")}
+            kinds.setdefault(kind, {"us": round(case.timed[shape] * 1e6, 2), **sizes})
+        yield {"inputs": inputs, "outputs": outputs, "rows": top, "kinds": kinds}
+    scratch.close()
+    for layer in layers:
+        layer.close()

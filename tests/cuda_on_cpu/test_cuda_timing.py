@@ -78,7 +78,8 @@ def test_graphs_of_matrices_larger_than_any_cache_are_short(
     layer, scratch = LinearOnDevice(device, weight, 64, 8), Scratch(device)
     timer = RowsTimer(device, layer.launcher, scratch)
     use = LinearUse((layer.packed,), logit=True)
-    case = timing._Case(use, 2, Sizes(3, 144, 64, 1))
+    case = timing.Case(use, 2)
+    assert case.sizes == Sizes(3, 144, 64, 1)
     shape = rows_candidates(2, case.sizes, device.chip)[0]
     key = case.key(shape)
     assert timer._seconds(use, 2, key, shape) == pytest.approx(1.0)

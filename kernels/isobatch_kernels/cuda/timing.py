@@ -46,12 +46,11 @@ class LinearUse:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Case:
+class Case:
     """What is to be chosen: a launch for up to `top` rows."""
 
     use: LinearUse
     top: int
-    sizes: Sizes
     timed: dict[RowsShape, float] = field(default_factory=dict)  # seconds
 
     def key(self, shape: RowsShape) -> KernelKey:
@@ -61,6 +60,12 @@ class _Case:
         return KernelKey("linear_rows", tuple(constants.items()), shape.shared_memory)
 
     @property
+    def sizes(self) -> Sizes:
+        """Of its matrices."""
+        weight = self.use.weights[0]
+        return Sizes(weight.tiles, weight.record_words, weight.sub_block, weight.sub_blocks)
+
+    @property
     def choice(self) -> Choice:
         """What it is about."""
         return self.use.weights[0].format, self.top, self.use.logit
@@ -68,11 +73,6 @@ class _Case:
     def best(self, count: int) -> list[RowsShape]:
         """The fastest so far, at most so many; of equal ones those timed first."""
         return sorted(self.timed, key=self.timed.__getitem__)[:count]
-
-
-def _sizes(use: LinearUse) -> Sizes:
-    weight = use.weights[0]
-    return Sizes(weight.tiles, weight.record_words, weight.sub_block, weight.sub_blocks)
 
 
 class RowsTimer:
@@ -99,25 +99,13 @@ class RowsTimer:
             form = use.weights[0].format
             kept = known.get(_name(form, top))
             if kept is None:
-                open_cases.append(_Case(use, top, _sizes(use)))
+                open_cases.append(Case(use, top))
             else:
                 shape = RowsShape(**{**kept, "blocks": tuple(kept["blocks"])})
                 self._launcher.timed[form, top] = shape
         if not open_cases:
             return
-        chip = self._device.chip
-        self._time({c: rows_candidates(c.top, c.sizes, chip) for c in open_cases})
-        # Rings matter less, and only where the rest is good.
-        self._time(
-            {
-                case: [
-                    variant
-                    for like in case.best(_WITH_OTHER_RINGS)
-                    for variant in ring_variants(case.top, case.sizes, chip, like)
-                ]
-                for case in open_cases
-            }
-        )
+        self.measure(open_cases)
         # None is best where rows are too long for shared memory.
         chosen = {case.choice: best for case in open_cases for best in case.best(1)}
         if native_module_error() is None:  # the native module has the reference
@@ -130,6 +118,22 @@ class RowsTimer:
             known[_name(form, top)] = asdict(best)
         keep(path, json.dumps(known, indent=1).encode())
 
+    def measure(self, cases: Sequence[Case]) -> None:
+        """Times what is worth it, and leaves the seconds with the cases."""
+        chip = self._device.chip
+        self._time({c: rows_candidates(c.top, c.sizes, chip) for c in cases})
+        # Rings matter less, and only where the rest is good.
+        self._time(
+            {
+                case: [
+                    variant
+                    for like in case.best(_WITH_OTHER_RINGS)
+                    for variant in ring_variants(case.top, case.sizes, chip, like)
+                ]
+                for case in cases
+            }
+        )
+
     def _uses_by_top(
         self, uses: Sequence[LinearUse], most_rows: int
     ) -> Iterator[tuple[LinearUse, int]]:
@@ -138,7 +142,7 @@ class RowsTimer:
                 if fewer < most_rows and takes_rows(top, use.weights[0], self._device.chip):
                     yield use, top
 
-    def _time(self, shapes: Mapping[_Case, Sequence[RowsShape]]) -> None:
+    def _time(self, shapes: Mapping[Case, Sequence[RowsShape]]) -> None:
         """All are compiled first, several at a time."""
         self._device.compile([case.key(shape) for case, some in shapes.items() for shape in some])
         for case, some in shapes.items():
