@@ -98,7 +98,10 @@ class SchedulerConfig:
             _require(value >= 1, name, "must be at least 1", value)
         _require(0 <= self.metrics_port <= 65535, "metrics_port", "must be in 0..65535",
                  self.metrics_port)  # fmt: skip
-        for name in ("aging_seconds", "slow_reader_seconds", "step_timeout_seconds"):
+        # Its inverse must be a number, and below that it would mean nothing.
+        _require(0.001 <= self.aging_seconds < float("inf"), "aging_seconds",
+                 "must be a finite number at least 0.001", self.aging_seconds)  # fmt: skip
+        for name in ("slow_reader_seconds", "step_timeout_seconds"):
             value = getattr(self, name)
             _require(0 < value < float("inf"), name, "must be a finite number above 0", value)
         for name in ("recovery_deadline_seconds", "drain_seconds", "max_step_ms"):
@@ -134,10 +137,10 @@ def _require(holds: bool, field: str, rule: str, got: object) -> None:
 
 
 def _is_endpoint(address: str) -> bool:
-    parts = urllib.parse.urlsplit(address)
     try:
+        parts = urllib.parse.urlsplit(address)
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
-    except ValueError:  # a port that is none
+    except ValueError:  # a host or a port that is none
         return False
     return is_whole or not address
 
@@ -163,7 +166,7 @@ def check_address(field: str, address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    _require(port.isdigit() and int(port) <= 65535, field,
+    _require(port.isascii() and port.isdigit() and int(port) <= 65535, field,
              "must be unix:PATH or HOST:PORT", address)  # fmt: skip
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -156,11 +156,16 @@ class Engine:
     async def _run(self) -> None:
         delay = _FIRST_RETRY_SECONDS
         resume: ExecutorSession | None = None
+        is_told = False  # whether the log says that nobody answers
         while True:
             try:
                 session = await self._client.connect(resume)
             except ExecutorUnavailableError as error:
                 _LOG.debug("executor_unavailable", error=str(error))
+                if delay == _LAST_RETRY_SECONDS and not is_told:
+                    # Not at the first attempt: one that starts has no socket for a moment.
+                    is_told = True
+                    _LOG.info("waiting_for_executor", error=str(error))
                 if isinstance(error.__cause__, WireError):
                     self._note_refused(error.__cause__)
                 session = None
@@ -168,6 +173,7 @@ class Engine:
                     # It is about to come up, and somebody may be waiting for the first token.
                     delay = min(delay, _LOADING_RETRY_SECONDS)
             if session is not None:
+                is_told = False
                 has_progressed, resume = await self._use(session, resume)
                 if has_progressed:
                     delay = _FIRST_RETRY_SECONDS

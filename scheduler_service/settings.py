@@ -82,12 +82,12 @@ def read_file(environ: Mapping[str, str], path: str | None = None) -> tuple[dict
     if file is None or (not named and not file.exists()):
         return {}, ""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(
             f"[config] the file must be readable, got {error.strerror}: {file}"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"[config] the file must be TOML, got {error}: {file}") from error
     for name, table in document.items():
         if name not in SECTIONS:
@@ -205,6 +205,12 @@ def _from_file(
         if type(value).__name__ != wanted and not (wanted == "float" and is_number):
             raise SettingsError(
                 f"[config] {name} must be of type {wanted}, got {value!r}: "
+                f"[{source.section}] in {file}"
+            )
+        if isinstance(value, str) and "\0" in value:
+            # Variables and flags cannot hold one, and no path may.
+            raise SettingsError(
+                f"[config] {name} must have no zero byte, got {value!r}: "
                 f"[{source.section}] in {file}"
             )
         found[name] = Setting(float(value) if wanted == "float" else value, f"file {file}")

@@ -245,6 +245,21 @@ async def test_the_scheduler_serves_before_the_executor_exists() -> None:
             await _stream(harness, 10)
 
 
+async def test_the_log_says_once_that_nobody_answers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    executor = FakeExecutor()
+    async with running(start_executor=False, fake=executor) as harness:
+
+        async def is_told() -> bool:
+            return "waiting_for_executor" in caplog.text
+
+        await until(is_told)
+        await asyncio.sleep(1.2)
+        async with executor.serving(harness.executor_address):
+            await harness.wait_serving()
+        assert caplog.text.count("waiting_for_executor") == 1
+
+
 async def test_an_executor_that_breaks_the_contract_is_tried_again_for_ever() -> None:
     executor = FakeExecutor(num_blocks=0)
     async with (

@@ -65,6 +65,7 @@ def test_every_field_has_a_flag() -> None:
         (["--recovery-deadline", "nan"], "recovery_deadline_seconds must be a finite"),
         (["--max-step-ms", "-1"], "max_step_ms must be a finite number at least 0"),
         (["--step-timeout", "0"], "step_timeout_seconds must be a finite number above 0"),
+        (["--aging-seconds", "1e-320"], "aging_seconds must be a finite number at least 0.001"),
         (["--log-level", "loud"], "must be one of debug, info"),
         (["--log-format", "xml"], "must be one of console, json"),
         (["--reflection", "maybe"], "must be true or false"),
@@ -74,6 +75,7 @@ def test_every_field_has_a_flag() -> None:
         (["--listen", "example.org:80"], "must be a loopback address unless TLS"),
         (["--listen", "127.0.0.1"], "must be unix:PATH or HOST:PORT"),
         (["--listen", "127.0.0.1:99999"], "must be unix:PATH or HOST:PORT"),
+        (["--listen", "127.0.0.1:\u0663"], "must be unix:PATH or HOST:PORT"),
         (["--listen", "unix:relative.sock"], "must name an absolute socket path"),
         (
             ["--listen", f"unix:/{'d' * 100}"],
@@ -81,6 +83,7 @@ def test_every_field_has_a_flag() -> None:
         ),
         (["--trace-dir-mb", "-1"], "trace_dir_mb must be at least 0"),
         (["--otlp-endpoint", "127.0.0.1:4317"], "otlp_endpoint must be http://HOST:PORT"),
+        (["--otlp-endpoint", "http://[::1"], "otlp_endpoint must be http://HOST:PORT"),
         (["--otlp-endpoint", "http://h:port"], "otlp_endpoint must be http://HOST:PORT"),
         (["--otlp-step-every", "-1"], "otlp_step_every must be at least 0"),
         (["--executor", "10.0.0.1:1"], "executor must be a loopback"),

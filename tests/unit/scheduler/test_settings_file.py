@@ -77,6 +77,11 @@ def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
         ("[scheduler]\ndrain_seconds = false", "drain_seconds must be of type float"),
         ("[scheduler]\nmax_num_seqs = 0", "max_num_seqs must be at least 1, got 0"),
         ("[scheduler", "the file must be TOML"),
+        ("[scheduler]\nlisten = " + "[" * 100_000, "the file must be TOML, got .*recursion"),
+        (
+            '[scheduler]\nlog_file = "/a\\u0000b"',
+            r"log_file must have no zero byte, got '/a\\x00b'",
+        ),
     ],
 )
 def test_what_a_file_must_not_hold(tmp_path: Path, text: str, message: str) -> None:
@@ -88,6 +93,14 @@ def test_what_a_file_must_not_hold(tmp_path: Path, text: str, message: str) -> N
         _file(tmp_path, executor_text)
         with pytest.raises(ConfigError, match=message):
             executor_config.load(["--config", str(path)], ENVIRON)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Some editors write one."""
+    path = _file(tmp_path, "\ufeff[scheduler]\nmax_num_seqs = 7\n[executor]\nthreads = 3\n")
+    assert config.load(["--config", str(path)], ENVIRON).max_num_seqs == 7
+    flags = ["--config", str(path), "--model", "m"]
+    assert executor_config.load(flags, ENVIRON).threads == 3
 
 
 def test_a_file_that_was_named_must_be_there() -> None:
