@@ -24,9 +24,9 @@ _RINGS: Final = (  # deep, stages
     *((1, 4), (1, 8), (1, 12), (2, 2), (2, 3), (2, 4), (2, 6)),
     *((3, 3), (3, 4), (4, 2), (4, 3), (4, 4), (7, 2), (7, 3)),
 )
-_OF_A_KIND: Final = 4
-_CANDIDATES: Final = 32
-_VARIANTS: Final = 8
+_OF_A_KIND: Final = 3
+_CANDIDATES: Final = 24
+_VARIANTS: Final = 6
 # A model of one multiprocessor, to choose what is worth timing: bytes and cycles of a microsecond,
 # bytes that must be on their way, and what one instruction of a warp takes of it.
 _FROM_MEMORY: Final = 31e3
