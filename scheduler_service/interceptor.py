@@ -1,5 +1,6 @@
 """Turns what a handler raises into a gRPC status with details."""
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,14 +31,18 @@ class _Unusable:
 
 
 async def abort(context: _Context, error: ServiceError) -> NoReturn:
-    """End a call with the status of an error."""
+    """End a call with the status of an error; as if cancelled, where its client is gone."""
     trailers: list[tuple[str, str | bytes]] = [(_DETAILS_KEY, to_status(error).SerializeToString())]
     if error.retry_seconds is not None:
         trailers.append((_PUSHBACK_KEY, str(round(error.retry_seconds * 1000))))
     elif error.code is grpc.StatusCode.UNAVAILABLE:
         # Without a word gRPC would try by itself, and in the end say that nobody is there.
         trailers.append((_PUSHBACK_KEY, _NO_RETRY))
-    await context.abort(error.code, error.message, tuple(trailers))
+    try:
+        await context.abort(error.code, error.message, tuple(trailers))
+    except grpc.aio.InternalError as failure:
+        # The client has left in this moment, and takes no status; gRPC would log a traceback.
+        raise asyncio.CancelledError from failure
     raise AssertionError("[interceptor] abort must not return")
 
 

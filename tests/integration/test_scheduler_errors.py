@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 
 from isobatch.scheduler.v1 import sampling_pb2
 from isobatch.scheduler.v1 import scheduler_service_pb2 as pb
+from scheduler_service.errors import NotServingError
+from scheduler_service.interceptor import abort
 from tests.support.fake_executor import FakeExecutor
 from tests.support.scheduler_harness import Harness, collect, running
 from tests.support.tiny_tokenizer import vocab_size
@@ -147,6 +149,17 @@ async def test_a_duplicate_id_of_a_live_request() -> None:
         call.cancel()
         await harness.wait_idle()
         await harness.complete(text="x", request_id="twin", stopping=SHORT)
+
+
+async def test_a_refusal_whose_client_has_left_is_no_failure() -> None:
+    """gRPC cannot send the status then, and its log would show a traceback."""
+
+    class Gone:
+        async def abort(self, *_: object) -> None:
+            raise grpc.aio.InternalError("Failed execute_batch")
+
+    with pytest.raises(asyncio.CancelledError):
+        await abort(Gone(), NotServingError("[scheduler] no"))  # type: ignore[arg-type]
 
 
 async def test_a_full_queue_asks_to_come_back() -> None:
