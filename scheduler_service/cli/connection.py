@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 START_HINT: Final = "Start a server with `isobatch serve`."
 _PRIVATE_HINT: Final = "Start a server with `isobatch serve`, or add --serve for one of its own."
 _CONNECT_SECONDS: Final = 5.0
+# A path, or anything that ends in a port; what comes of a URL for the web is no connection.
+_ADDRESS: Final = re.compile(r"unix:.+|(?!https?:)\S+:\d{1,5}")
 
 
 @contextmanager
@@ -30,6 +33,8 @@ def connected(address: str | None, hint: str = START_HINT) -> Iterator[Client]:
     from scheduler_service.client import Client, IsobatchError, UnavailableError
 
     address = address or default_scheduler_address()
+    if not _ADDRESS.fullmatch(address):
+        raise click.UsageError(f"--address must be unix:PATH or HOST:PORT, got {address}")
     try:
         path = Path(address.removeprefix(UNIX_PREFIX))
         if address.startswith(UNIX_PREFIX) and not path.exists():

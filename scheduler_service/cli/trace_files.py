@@ -24,6 +24,9 @@ def read_trace(path: Path) -> Trace:
     from scheduler_service.wire import trace as wire
 
     try:
+        if path.is_char_device():
+            # Such as /dev/zero, which never ends.
+            raise Failure(f"[trace] it must be a file or a pipe, got device {path}", EXIT_USAGE)
         return wire.read(path.read_bytes())
     except OSError as error:
         raise Failure(

@@ -82,6 +82,14 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, alone: Path, data: bytes) -
         assert "[trace]" in result.stderr
 
 
+def test_a_device_is_no_trace(alone: Path) -> None:
+    """One that never ends would fill the memory."""
+    for arguments in (("explain", alone, "/dev/zero"), ("trace", "export", "/dev/zero")):
+        result = _run(*arguments)
+        assert result.exit_code == 2
+        assert "must be a file or a pipe, got device /dev/zero" in result.stderr
+
+
 def test_explain_wants_a_second_trace_or_solo(alone: Path) -> None:
     for arguments in ((alone,), (alone, alone, "--solo")):
         result = _run("explain", *arguments)
