@@ -67,4 +67,22 @@ def _add_port(server: grpc.aio.Server, address: str) -> None:
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ConfigurationError(f"[server] the address must be free, got {address}") from error
+        raise ConfigurationError(
+            f"[server] the address must be free, got {address}{_trouble(address)}"
+        ) from error
+
+
+def _trouble(address: str) -> str:
+    """Return why nobody can listen on an address, which gRPC keeps to itself; empty if unknown."""
+    path = socket_path(address)
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_UNIX if path else socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(os.fspath(path) if path else (host, int(port)))
+        except OSError as error:
+            return f": {os.strerror(error.errno)}" if error.errno else f": {error}"
+    if path:
+        path.unlink(missing_ok=True)
+    return ""

