@@ -288,7 +288,7 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109  # the deadline travels to the server
     ) -> bool:
         """End a request by its id; return whether it was live."""
-        request = scheduler_service_pb2.CancelRequest(request_id=request_id)
+        request = _convert.cancel_request(request_id)
         return (await self._unary(self._stub.Cancel, request, timeout)).was_live
 
     async def list_models(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -58,11 +58,7 @@ def generate_request(
     request = scheduler_service_pb2.GenerateRequest()
     _set(request, "request_id", request_id)
     _set(request, "model", model)
-    if isinstance(prompt, bytes | bytearray | memoryview):
-        # Numbers to Python, and no token ids.
-        raise InvalidRequestError(
-            f"[generate] prompt must be text, messages or token ids, got {type(prompt).__name__}"
-        )
+    _check_prompt("generate", prompt)
     if isinstance(prompt, str):
         _set(request, "text", prompt)
     elif any(isinstance(item, ChatMessage) for item in prompt):
@@ -74,6 +70,8 @@ def generate_request(
         value = getattr(params, name)
         if value is not None:
             _set(request.sampling, name, value, f"sampling.{name}")
+    if not isinstance(params.logit_bias, Mapping):
+        raise _invalid("sampling.logit_bias", "must be a mapping", params.logit_bias)
     for token_id, bias in params.logit_bias.items():
         _put(request.sampling.logit_bias, token_id, bias, "sampling.logit_bias")
     if params.max_tokens is not None:
@@ -102,6 +100,14 @@ def generate_request(
     return request
 
 
+def _check_prompt(op: str, prompt: object) -> None:
+    # Bytes are numbers to Python, and no token ids.
+    if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(
+            f"[{op}] prompt must be text, messages or token ids, got {type(prompt).__name__}"
+        )
+
+
 def _check_size(op: str, request: Message) -> None:
     if why := message_size.too_large(op, request.ByteSize()):
         raise InvalidRequestError(why, ErrorDetails(reason=message_size.REASON))
@@ -122,11 +128,19 @@ def tokenize_request(prompt: Prompt, *, model: str) -> scheduler_service_pb2.Tok
     """
     request = scheduler_service_pb2.TokenizeRequest()
     _set(request, "model", model)
+    _check_prompt("tokenize", prompt)
     if isinstance(prompt, str):
         _set(request, "text", prompt)
     else:
         _set_chat(request.chat, prompt)
     _check_size("tokenize", request)
+    return request
+
+
+def cancel_request(request_id: str) -> scheduler_service_pb2.CancelRequest:
+    """Return the message that ends a request; raises InvalidRequestError for what is no id."""
+    request = scheduler_service_pb2.CancelRequest()
+    _set(request, "request_id", request_id)
     return request
 
 
@@ -250,7 +264,7 @@ def _set_chat(chat: scheduler_service_pb2.Chat, prompt: Any) -> None:
 def _set(message: Message, name: str, value: Any, path: str = "") -> None:
     try:
         setattr(message, name, value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _invalid(path or name, _rule(error), value) from error
 
 
@@ -260,14 +274,14 @@ def _extend(message: Message, name: str, values: Any, path: str) -> None:
         raise _invalid(path, "must be a sequence", values)
     try:
         getattr(message, name).extend(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _invalid(path, _rule(error), values) from error
 
 
 def _put(container: Any, key: Any, value: Any, path: str) -> None:
     try:
         container[key] = value
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _invalid(path, _rule(error), {key: value}) from error
 
 

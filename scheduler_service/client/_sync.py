@@ -298,7 +298,7 @@ class Client:
 
     def cancel(self, request_id: str, *, timeout: float | None = None) -> bool:
         """End a request by its id; return whether it was live."""
-        request = scheduler_service_pb2.CancelRequest(request_id=request_id)
+        request = _convert.cancel_request(request_id)
         return self._call(self._stub.Cancel, request, timeout).was_live
 
     def list_models(self, *, timeout: float | None = None) -> tuple[ModelInfo, ...]:

@@ -185,6 +185,33 @@ def test_a_request_that_is_too_large_is_not_sent() -> None:
         assert caught.value.reason == "MESSAGE_TOO_LARGE"
 
 
+@pytest.mark.parametrize("prompt", [None, 5, 1.5, True, object(), b"x"])
+def test_what_is_no_prompt_is_refused_by_its_type(prompt: Any) -> None:
+    rule = f"prompt must be text, messages or token ids, got {type(prompt).__name__}$"
+    with pytest.raises(InvalidRequestError, match=rf"^\[generate\] {rule}"):
+        _convert.generate_request(prompt, GenerationParams(), **NAMES)
+    with pytest.raises(InvalidRequestError, match=rf"^\[tokenize\] {rule}"):
+        _convert.tokenize_request(prompt, model="toy")
+
+
+@pytest.mark.parametrize("bias", [None, "x", 5, [1, 2]])
+def test_a_bias_is_a_mapping(bias: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="logit_bias must be a mapping, got"):
+        _convert.generate_request("x", GenerationParams(logit_bias=bias), **NAMES)
+
+
+def test_a_number_without_end_is_no_truth_value() -> None:
+    params = GenerationParams(ignore_eos=10**30)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=r"stopping\.ignore_eos must fit the contract"):
+        _convert.generate_request("x", params, **NAMES)
+
+
+@pytest.mark.parametrize("request_id", [5, [], {}, "\udc80"])
+def test_what_is_no_id_cancels_nothing(request_id: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="request_id must"):
+        _convert.cancel_request(request_id)
+
+
 def test_token_delta_becomes_an_event() -> None:
     """Ids, text, position and digests are kept."""
     response = fake_scheduler.delta(4, count=2)
