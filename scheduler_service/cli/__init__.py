@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import sys
 
@@ -30,14 +31,18 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open the standard streams that whoever started this program has closed, on nothing.
+    """Make the standard streams take whatever is written to them.
 
-    Else the next file or connection would get the number of one, and take what is written to it.
+    Those that whoever started this program has closed are opened on nothing. Else the next file or
+    connection would get the number of one, and take what is written to it.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             _point_at_nothing(number)
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  # for good
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A model may write what the terminal's character set does not have.
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _discard_rest() -> None:

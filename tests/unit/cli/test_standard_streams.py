@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
+from isobatch.scheduler.v1 import scheduler_service_pb2
+from tests.support import fake_scheduler
 from tests.support.fake_scheduler import FakeScheduler
 
 FULL = Path("/dev/full")
@@ -56,6 +60,24 @@ def test_a_closed_stream_harms_no_answer(closed: str, is_shown: bool, fake: Fake
     assert done.stdout == ("w0 w1 w2 w3 w4 \n" if is_shown else "")
     assert "Traceback" not in done.stderr
     assert len(fake.requests) == 1
+
+
+def test_a_character_that_the_terminal_lacks_is_a_question_mark(
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(
+        request: scheduler_service_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_service_pb2.GenerateResponse]:
+        del context
+        response = fake_scheduler.delta(0, 1)
+        response.delta.text = "sun: \u65e5"
+        yield from (fake_scheduler.accepted(request), response, fake_scheduler.finished(1))
+
+    fake.script = answer
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = _run("", "generate", "-p", "x", "-n", "1", "--address", fake.address)
+    assert (done.returncode, done.stdout) == (0, "sun: ?\n")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["generate", "tokenize"])
