@@ -114,7 +114,14 @@ def progress(message: str) -> Iterator[None]:
 
 
 def write_table(title: str, rows: dict[str, str]) -> None:
-    """Print names and values in two columns under a title."""
+    """Print names and values in two columns under a title; only a terminal's lines are folded."""
+    if not sys.stdout.isatty():
+        # A file or another program: a path that is cut in two could not be found or copied.
+        width = max(map(len, rows), default=0)
+        click.echo(title)
+        for name, value in rows.items():
+            click.echo(f"  {name:<{width}}  {_CONTROL.sub('', value)}".rstrip())
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -143,3 +143,17 @@ def test_config_show_names_origins(tmp_path: Path) -> None:
         assert (refused.exit_code, refused.stderr) == (78, words)
     path = _run(tmp_path, "config", "path")
     assert path.stdout.strip() == str(tmp_path / ".config" / "isobatch" / "config.toml")
+
+
+def test_a_long_path_stays_on_one_line_where_no_terminal_is(tmp_path: Path) -> None:
+    """Who searches or copies what `config show` prints finds a value whole, and its origin."""
+    file = tmp_path / "c.toml"
+    model = "/" + "a-long-folder/" * 12 + "model.gguf"
+    file.write_text(f'[executor]\nmodel = "{model}"\n')
+    done = _run(tmp_path, "config", "show", "--origin", "--config", str(file))
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    (line,) = [each for each in lines if each.split()[0] == "model"]
+    assert line.split(maxsplit=1)[1] == f'"{model}"    # file {file}'
+    assert [each for each in lines if each != each.rstrip()] == []
+    assert lines[0] == "[scheduler]"
