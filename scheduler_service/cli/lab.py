@@ -42,7 +42,7 @@ def command() -> None:
     "--threshold-rows", type=click.IntRange(0), default=4, show_default=True,
     help="Most rows that policy threshold computes row by row.",
 )  # fmt: skip
-@click.option("--quick", is_flag=True, help="Small sizes: seconds instead of minutes.")
+@click.option("--quick", is_flag=True, help="Small sizes: a few minutes.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one page.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write it as JSON.")
 def article(
