@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -283,8 +284,9 @@ inline void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
   __syncwarp();
 }
 
+constexpr size_t kStack = 64 * 1024;
 // A barrier that not every thread reaches: 1; memory past what was asked for was written: 2.
-inline int run_cluster(int threads, int size, const Place* places, int memory) {
+inline int run_cluster(int threads, int size, const Place* places, int memory, char* stacks) {
   cluster_meeting = {threads * size};
   for (int b = 0; b < size; b++) {
     own = &cluster[b];
@@ -292,8 +294,6 @@ inline int run_cluster(int threads, int size, const Place* places, int memory) {
     std::memset(own->memory, 0xff, kMemory);
     own->all = {threads};
     for (int w = 0; w < threads / 32; w++) own->warps[w] = {32};
-    constexpr size_t kStack = 64 * 1024;
-    static char stacks[kMostBlocks][kMostThreads][kStack];
     for (int t = 0; t < threads; t++) {
       Fiber& fiber = own->fibers[t];
       fiber.done = false;
@@ -301,7 +301,7 @@ inline int run_cluster(int threads, int size, const Place* places, int memory) {
       fiber.turns = nullptr;
       fiber.copies.clear();
       getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = stacks[b][t];
+      fiber.context.uc_stack.ss_sp = stacks + (size_t)(b * threads + t) * kStack;
       fiber.context.uc_stack.ss_size = kStack;
       makecontext(&fiber.context, fiber_main, 0);
     }
@@ -340,11 +340,13 @@ inline int run_blocks(const int* blocks, int threads, int memory, int size, void
   gridDim = {blocks[0], blocks[1], blocks[2]};
   blockDim = {threads, 1, 1};
   fiber_body = kernel;
+  // Given back after every launch: each compiled kernel would keep its own.
+  const std::unique_ptr<char[]> stacks(new char[(size_t)size * threads * kStack]);
   for (int z = 0; z < blocks[2]; z += size) {
     for (int i = 0; i < blocks[0] * blocks[1]; i++) {
       Place places[kMostBlocks];
       for (int b = 0; b < size; b++) places[b] = {i % blocks[0], i / blocks[0], z + b};
-      const int result = run_cluster(threads, size, places, memory);
+      const int result = run_cluster(threads, size, places, memory, stacks.get());
       if (result) return result;
     }
   }
