@@ -44,12 +44,14 @@ def _is_served(address: str) -> bool:
         return probe.connect_ex(os.fspath(path)) in (0, errno.EAGAIN)
 
 
-def bind(server: grpc.aio.Server, address: str) -> None:
-    """Let `server` listen, on a socket with mode 0600; raises ConfigurationError."""
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Let `server` listen, on a socket with mode 0600; raises ConfigurationError.
+
+    Returns the address, which for port 0 has the port that the system chose.
+    """
     path = socket_path(address)
     if path is None:
-        _add_port(server, address)
-        return
+        return f"{address.rpartition(':')[0]}:{_add_port(server, address)}"
     try:
         runtime_paths.ensure_private_directory(path.parent)
     except runtime_paths.RuntimePathError as error:
@@ -61,11 +63,12 @@ def bind(server: grpc.aio.Server, address: str) -> None:
         _add_port(server, address)
     finally:
         os.umask(former)
+    return address
 
 
-def _add_port(server: grpc.aio.Server, address: str) -> None:
+def _add_port(server: grpc.aio.Server, address: str) -> int:
     try:
-        server.add_insecure_port(address)
+        return server.add_insecure_port(address)
     except RuntimeError as error:
         raise ConfigurationError(
             f"[server] the address must be free, got {address}{_trouble(address)}"

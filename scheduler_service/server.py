@@ -131,9 +131,9 @@ class SchedulerServer:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        listening.bind(server, self._config.listen)
+        address = listening.bind(server, self._config.listen)
         await server.start()
-        _LOG.info("serving", address=self._config.listen, version=version())
+        _LOG.info("serving", address=address, version=version())
         engine_task = asyncio.create_task(self.engine.run(), name="engine")
         try:
             yield engine_task

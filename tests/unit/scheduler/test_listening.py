@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from scheduler_service import listening
@@ -37,6 +38,15 @@ def test_a_port_that_is_taken_is_said_to_be(host: str) -> None:
         address = f"{host}:{taken.getsockname()[1]}"
         words = f"[server] the address must be free, got {address}: Address already in use"
         assert _said(address) == words
+
+
+async def test_the_port_that_the_system_chose_is_told() -> None:
+    server = grpc.aio.server()
+    address = listening.bind(server, "127.0.0.1:0")
+    host, _, port = address.rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+    await server.stop(None)
 
 
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
