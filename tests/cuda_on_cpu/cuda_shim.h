@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -334,19 +333,17 @@ inline int run_cluster(int threads, int size, const Place* places, int memory, c
   }
   return 0;
 }
-// Clusters of `size` blocks along z.
-inline int run_blocks(const int* blocks, int threads, int memory, int size, void (*kernel)()) {
+// Clusters of `size` blocks along z; stacks: kStack bytes for every thread of one.
+inline int run_blocks(const int* blocks, int threads, int memory, int size, char* stacks, void (*kernel)()) {
   copies_are_late = !copies_are_late;
   gridDim = {blocks[0], blocks[1], blocks[2]};
   blockDim = {threads, 1, 1};
   fiber_body = kernel;
-  // Given back after every launch: each compiled kernel would keep its own.
-  const std::unique_ptr<char[]> stacks(new char[(size_t)size * threads * kStack]);
   for (int z = 0; z < blocks[2]; z += size) {
     for (int i = 0; i < blocks[0] * blocks[1]; i++) {
       Place places[kMostBlocks];
       for (int b = 0; b < size; b++) places[b] = {i % blocks[0], i / blocks[0], z + b};
-      const int result = run_cluster(threads, size, places, memory, stacks.get());
+      const int result = run_cluster(threads, size, places, memory, stacks);
       if (result) return result;
     }
   }

@@ -20,6 +20,8 @@ from isobatch_kernels.cuda.source import load_kernels
 
 COMPILER = next((name for name in map(shutil.which, ("clang++-19", "clang++")) if name), None)
 _HERE = Path(__file__).parent
+# kMostBlocks, kMostThreads and kStack of cuda_shim.h.
+_MOST_BLOCKS, _MOST_THREADS, _STACK = 8, 1024, 64 * 1024
 _LAUNCH = """
 static void** arguments;
 template <class... A, int... I>
@@ -30,9 +32,10 @@ template <class... A>
 void call(void (*kernel)(A...)) {
   call_with(kernel, std::make_integer_sequence<int, sizeof...(A)>());
 }
-extern "C" int launch(const int* blocks, int threads, int memory, int cluster, void** a) {
+extern "C" int launch(const int* blocks, int threads, int memory, int cluster, char* stacks,
+                      void** a) {
   arguments = a;
-  return run_blocks(blocks, threads, memory, cluster, [] { call(%s); });
+  return run_blocks(blocks, threads, memory, cluster, stacks, [] { call(%s); });
 }
 """
 
@@ -50,6 +53,12 @@ def _compiled(key: KernelKey, folder: Path) -> ctypes.CDLL:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:3000]
     return ctypes.CDLL(str(library))
+
+
+@functools.cache
+def _stacks() -> npt.NDArray[np.uint8]:
+    """Of the threads of one cluster, for all kernels: pages that none touches take no memory."""
+    return np.empty(_MOST_BLOCKS * _MOST_THREADS * _STACK, np.uint8)
 
 
 class EmulatedDevice:
@@ -135,7 +144,8 @@ class EmulatedDevice:
         grid = (ctypes.c_int * 3)(*blocks)
         assert blocks[2] % key.cluster == 0
         kernel = _compiled(key, self._folder)
-        result = kernel.launch(grid, threads, key.shared_memory, key.cluster, pointers)
+        stacks = ctypes.c_void_p(_stacks().ctypes.data)
+        result = kernel.launch(grid, threads, key.shared_memory, key.cluster, stacks, pointers)
         assert result != 1, f"{key}: a barrier that not every thread reaches"
         assert result != 2, f"{key}: shared memory past what was asked for is written"
 
