@@ -104,7 +104,8 @@ def _cache(a: Trace, b: Trace, found: Comparison) -> list[str]:
         ]
         return lines + _steps(step_a, step_b)
     lines = ["Digests of keys and values are not in both traces (--trace-kv adds them)."]
-    if found.first_paths is None:
+    if found.first_paths is None or a.header.numeric_class != b.header.numeric_class:
+        # Between two classes no path is more suspect than another.
         return [*lines, *_steps(step_a, step_b)]
     lines.append(
         f"The first position that other kernel paths wrote is {found.first_paths}, one of "
@@ -126,6 +127,8 @@ def _position(a: Trace, b: Trace, position: int) -> list[str]:
     lines += [
         f"  {each.op}: A ran {_paths(each.a)}, B ran {_paths(each.b)}" for each in differences
     ]
+    if a.header.numeric_class != b.header.numeric_class:
+        return [*lines, "Two classes are two kinds of arithmetic; no kernel is at fault."]
     return [*lines, _why(a, first, second, differences)]
 
 
@@ -171,13 +174,13 @@ def _why(a: Trace, x: Writing, y: Writing, differences: list[PathDifference]) ->
             f"{a.header.numeric_class} the number of rows ({x.num_step_tokens} in A, "
             f"{y.num_step_tokens} in B) may choose other kernels behind a name, and it did."
         )
-    if x.num_step_tokens == y.num_step_tokens:
-        return f"So the runs part because {ops} took other kernels there."
     if is_exact:
         return (
             f"{ops} took other kernels there, which must not matter in an exact class: this is a "
             "fault, please report it with both traces."
         )
+    if x.num_step_tokens == y.num_step_tokens:
+        return f"So the runs part because {ops} took other kernels there."
     more, fewer, name = (x, y, "A") if x.num_step_tokens > y.num_step_tokens else (y, x, "B")
     largest = max((each.num_tokens for each in more.neighbours), default=0)
     cause = f"step {more.step_id} of {name} had {more.num_step_tokens} rows"

@@ -57,6 +57,20 @@ def test_other_classes_are_said_first() -> None:
     assert _text(CROWDED, other).startswith("The numeric classes differ: A threshold4, B X1.")
 
 
+def test_between_two_classes_nothing_is_a_fault_or_a_suspect() -> None:
+    """Other bits are what another class is; nobody is asked to report them."""
+    for side in (CROWDED, make_trace(TOKENS, bad_kv_from=20, bad_logits_from=9)):
+        exact = replace(side, header=replace(HEADER, numeric_class="X1.1-a12-kvf16"))
+        for a, b in ((exact, ALONE), (ALONE, exact)):
+            text = _text(a, b)
+            assert "from position 20 on: block 1" in text
+            assert text.endswith("Two classes are two kinds of arithmetic; no kernel is at fault.")
+            assert "please report" not in text
+            bare = _text(without_kv_digests(a), without_kv_digests(b))
+            assert "suspect" not in bare
+            assert "please report" not in bare
+
+
 def test_without_digests_of_the_cache_a_suspect_is_named_as_one() -> None:
     text = _text(without_kv_digests(CROWDED), without_kv_digests(ALONE))
     assert "--trace-kv" in text
@@ -96,6 +110,13 @@ def test_in_an_exact_class_other_kernels_are_no_excuse() -> None:
     sides = [replace(each, header=replace(HEADER, numeric_class="X1")) for each in (CROWDED, ALONE)]
     text = _text(*sides)
     assert "linear took other kernels there, which must not matter in an exact class" in text
+    # Nor with as many rows on both sides.
+    other = make_trace(TOKENS, threshold=0, bad_kv_from=20, bad_logits_from=9)
+    assert _text(other, ALONE).endswith("So the runs part because linear took other kernels there.")
+    sides = [replace(each, header=replace(HEADER, numeric_class="X1")) for each in (other, ALONE)]
+    assert "linear took other kernels there, which must not matter in an exact class" in _text(
+        *sides
+    )
 
 
 def test_equal_tokens_from_other_logits_are_a_difference() -> None:
