@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -30,22 +32,25 @@ def command(
 ) -> None:
     """Show throughput, latency, kernels and cache as they change, until Ctrl-C.
 
-    With --json, one interval as one line of JSON.
+    Where no terminal is, one interval is written below the other. With --json, one interval as one
+    line of JSON.
     """
     summaries = watch((metrics_port, executor_metrics_port), interval)
     if as_json:
         output.write_json(next(summaries))
         return
-    if once:
-        for title, rows in tables(next(summaries)):
-            output.write_table(title, rows)
-        return
-    from rich.live import Live
-
     # Ctrl-C is how one leaves.
-    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False, screen=False) as live:
-        for each in summaries:
-            live.update(_drawing(each), refresh=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        if once or not sys.stdout.isatty():
+            for each in itertools.islice(summaries, 1 if once else None):
+                for title, rows in tables(each):
+                    output.write_table(title, rows)
+            return
+        from rich.live import Live
+
+        with Live(auto_refresh=False, screen=False) as live:
+            for each in summaries:
+                live.update(_drawing(each), refresh=True)
 
 
 def watch(ports: tuple[int, int], interval: float) -> Iterator[dict[str, Any]]:
