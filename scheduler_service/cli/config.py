@@ -42,6 +42,12 @@ def effective(section: str, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+def metrics_port(section: str, *arguments: str) -> int:
+    """Return the port of a service's metrics page; raises Failure as `effective` does."""
+    rows = effective(section, *arguments)
+    return next(int(row["value"]) for row in rows if row["name"] == "metrics_port")
+
+
 @command.command("show")
 @click.option("--config", metavar="FILE", help="Configuration file (TOML) instead of the usual.")
 @click.option("--origin", "with_origin", is_flag=True, help="Also show where each value is from.")

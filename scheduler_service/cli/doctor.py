@@ -226,10 +226,9 @@ def executor(arguments: list[str]) -> list[Check]:
 
 
 def _executor_port(arguments: list[str]) -> int | None:
-    from scheduler_service.cli.config import effective
+    from scheduler_service.cli import config
 
     try:
-        rows = effective("executor", *arguments)
+        return config.metrics_port("executor", *arguments)
     except Failure:
         return None  # its own check has said so
-    return next(int(row["value"]) for row in rows if row["name"] == "metrics_port")

@@ -11,31 +11,39 @@ from typing import Any
 
 import click
 
-from scheduler_service.cli import output, scrape
+from scheduler_service.cli import config, output, scrape
 from scheduler_service.cli.connection import START_HINT
-from scheduler_service.cli.failures import EXIT_UNAVAILABLE, Failure
+from scheduler_service.cli.failures import EXIT_CONFIGURATION, EXIT_UNAVAILABLE, Failure
 from scheduler_service.cli.options import json_option
 
 _PORT = click.IntRange(1, 65535)
 
 
 @click.command("top")
-@click.option("--metrics-port", type=_PORT, default=9400, show_default=True, help="Scheduler's.")
-@click.option("--executor-metrics-port", type=_PORT, default=9401, show_default=True)
+@click.option("--metrics-port", type=_PORT, help="Scheduler's, instead of the configured one.")
+@click.option("--executor-metrics-port", type=_PORT, help="Likewise the executor's.")
 @click.option(
     "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds."
 )
 @click.option("--once", is_flag=True, help="Show one interval and exit.")
 @json_option
 def command(
-    metrics_port: int, executor_metrics_port: int, interval: float, once: bool, as_json: bool
+    metrics_port: int | None,
+    executor_metrics_port: int | None,
+    interval: float,
+    once: bool,
+    as_json: bool,
 ) -> None:
     """Show throughput, latency, kernels and cache as they change, until Ctrl-C.
 
     Where no terminal is, one interval is written below the other. With --json, one interval as one
     line of JSON.
     """
-    summaries = watch((metrics_port, executor_metrics_port), interval)
+    ports = (
+        _configured("scheduler") if metrics_port is None else metrics_port,
+        _configured("executor") if executor_metrics_port is None else executor_metrics_port,
+    )
+    summaries = watch(ports, interval)
     if as_json:
         output.write_json(next(summaries))
         return
@@ -51,6 +59,16 @@ def command(
         with Live(auto_refresh=False, screen=False) as live:
             for each in summaries:
                 live.update(_drawing(each), refresh=True)
+
+
+def _configured(section: str) -> int:
+    """Return a service's port; raises Failure where its metrics are off or its settings refused."""
+    port = config.metrics_port(section)
+    if port == 0:
+        raise Failure(
+            f"[top] the {section}'s metrics must be on, got metrics_port = 0", EXIT_CONFIGURATION
+        )
+    return port
 
 
 def watch(ports: tuple[int, int], interval: float) -> Iterator[dict[str, Any]]:

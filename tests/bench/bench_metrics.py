@@ -7,6 +7,7 @@ Processor time of the thread, so that other work on the machine does not count.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -88,6 +89,9 @@ def request_span() -> Callable[[], object] | None:
 
 def main() -> None:
     """Measure and print."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for name, page in (("scheduler", scheduler_page), ("executor", executor_page)):
         lines = len(page().splitlines())
         registry_page = median_seconds(page)

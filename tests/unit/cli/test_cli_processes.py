@@ -26,8 +26,10 @@ from tests.support.fake_scheduler import FakeScheduler
 
 FAKE_SERVICES = Path(fake_scheduler.__file__).with_name("fake_services.py")
 
-# The program with stand-ins for the services that it starts.
+# The program with stand-ins for the services that it starts. A test run in the background ignores
+# Ctrl-C, and children inherit that; nothing is to run between fork and exec, beside gRPC's threads.
 DRIVER = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "import sys; from scheduler_service.cli import children, main; "
     f"children.python_module = lambda *argv: (sys.executable, {str(FAKE_SERVICES)!r}, *argv); "
     "main()"
@@ -51,8 +53,6 @@ class Program:
             [sys.executable, "-c", DRIVER, *arguments],
             env={**os.environ, "TERM": "xterm", **environment},
             start_new_session=True,
-            # A test run in the background ignores Ctrl-C, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             **ends,  # type: ignore[call-overload]  # file descriptors
         )
         for end in set(ends.values()):

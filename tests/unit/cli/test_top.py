@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,23 @@ def test_the_command(port: int) -> None:
     assert "not connected" in shown.stdout
 
 
+def test_ports_are_those_of_the_configuration(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "isobatch.toml"
+    file.write_text(f"[scheduler]\nmetrics_port = 1\n[executor]\nmetrics_port = {port}\n")
+    monkeypatch.setenv("ISOBATCH_CONFIG", str(file))
+    done = CliRunner().invoke(app.cli, ["top", "--interval", "0.1", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["scheduler"] is None
+    assert found["executor"] is not None
+    file.write_text("[scheduler]\nmetrics_port = 0\n")
+    off = CliRunner().invoke(app.cli, ["top"])
+    assert off.exit_code == 78
+    assert "[top] the scheduler's metrics must be on, got metrics_port = 0" in off.stderr
+
+
 def test_nobody_answers() -> None:
     arguments = ["top", "--metrics-port", "1", "--executor-metrics-port", "2", "--once"]
     done = CliRunner().invoke(app.cli, arguments)
@@ -122,7 +140,8 @@ def test_ctrl_c_is_how_one_leaves(change: Change, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(top, "watch", watch)
-    done = CliRunner().invoke(app.cli, ["top"])
+    arguments = ["top", "--metrics-port", "1", "--executor-metrics-port", "2"]
+    done = CliRunner().invoke(app.cli, arguments)
     assert (done.exit_code, done.stderr) == (0, "")
     # Without a terminal each interval is written when it is over, and nothing is drawn over.
     assert done.stdout.count("25.0 generated") == 2
