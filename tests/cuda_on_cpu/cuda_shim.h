@@ -3,6 +3,7 @@
 // for speed. Asynchronous copies end as late as they may, at a kernel's next launch at once, and so on by turns. The part below
 // `fp16` takes the place of the kernels' device.cu.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -73,7 +74,9 @@ struct Copy {
 };
 struct Fiber {
   std::vector<Copy> copies;
-  ucontext_t context;
+  ucontext_t context;  // to begin with; from then on jumps, which make no system call
+  jmp_buf here;
+  bool has_begun = false;
   Meeting* waits_for = nullptr;
   uint64_t round = 0;
   const Turns* turns = nullptr;
@@ -100,8 +103,18 @@ inline Block cluster[kMostBlocks];
 inline Block* own = cluster;  // the running thread's
 inline Meeting cluster_meeting;
 inline bool copies_are_late = false;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline void (*fiber_body)();
+// Lets the others run; returns when the scheduler chooses this thread again.
+inline void leave_thread(Fiber& fiber) {
+  if (!_setjmp(fiber.here)) _longjmp(scheduler, 1);
+}
+inline void enter_thread(Fiber& fiber) {
+  if (_setjmp(scheduler)) return;
+  if (fiber.has_begun) _longjmp(fiber.here, 1);
+  fiber.has_begun = true;
+  setcontext(&fiber.context);
+}
 inline int lane_id() { return threadIdx.x & 31; }
 inline int warp_id() { return threadIdx.x >> 5; }
 inline void meet(Meeting& meeting) {
@@ -111,7 +124,7 @@ inline void meet(Meeting& meeting) {
   fiber.round = meeting.round;
   meeting.arrived++;
   meeting.release_if_complete();
-  swapcontext(&fiber.context, &scheduler);
+  leave_thread(fiber);
 }
 inline void __syncthreads() { meet(own->all); }
 inline void __syncwarp() { meet(own->warps[warp_id()]); }
@@ -124,7 +137,7 @@ inline void fiber_main() {
     meeting->members--;
     meeting->release_if_complete();
   }
-  swapcontext(&fiber.context, &scheduler);
+  leave_thread(fiber);
 }
 
 template <class T> T from_lane(T v, int source) {
@@ -205,7 +218,7 @@ inline void x1_wait_for(unsigned at, unsigned parity) {
   Fiber& fiber = own->fibers[threadIdx.x];
   fiber.turns = &own_turns(at);
   fiber.parity = parity;
-  swapcontext(&fiber.context, &scheduler);
+  leave_thread(fiber);
 }
 inline void x1_wait_for_rows(unsigned at) { x1_wait_for(at, 0); }
 inline float4 x1_fresh16(const float4* from) { return *from; }
@@ -295,7 +308,7 @@ inline int run_cluster(int threads, int size, const Place* places, int memory, c
     for (int w = 0; w < threads / 32; w++) own->warps[w] = {32};
     for (int t = 0; t < threads; t++) {
       Fiber& fiber = own->fibers[t];
-      fiber.done = false;
+      fiber.done = fiber.has_begun = false;
       fiber.waits_for = nullptr;
       fiber.turns = nullptr;
       fiber.copies.clear();
@@ -321,7 +334,7 @@ inline int run_cluster(int threads, int size, const Place* places, int memory, c
       fiber.waits_for = nullptr;
       threadIdx = {i % threads, 0, 0};
       blockIdx = places[i / threads];
-      swapcontext(&scheduler, &fiber.context);
+      enter_thread(fiber);
     }
     for (int i = 0; i < size * threads && !moved; i++) moved = cluster[i / threads].fibers[i % threads].end_copies();
     if (running && !moved) return 1;
