@@ -11,10 +11,9 @@ import pytest
 from isobatch_kernels import _cpu
 from isobatch_kernels.cuda import self_test, timing
 from isobatch_kernels.cuda.device import KernelKey
-from isobatch_kernels.cuda.launch import Launcher, rows_constants
+from isobatch_kernels.cuda.launch import Choice, Launcher, rows_constants
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
 from isobatch_kernels.cuda.scratch import Scratch
-from isobatch_kernels.cuda.self_test import Choice
 from isobatch_kernels.cuda.timing import LinearUse, RowsTimer
 from isobatch_kernels.cuda.tuning import RowsShape, Sizes, rows_candidates
 from isobatch_kernels.cuda.weights import BFLOAT16, FLOAT16, FLOAT32, WeightFormat
@@ -47,7 +46,7 @@ def test_the_fastest_is_used_and_remembered(
         compared.extend(chosen)
         return iter(())
 
-    monkeypatch.setattr(timing, "chosen_differences", compare)
+    monkeypatch.setattr(timing, "_differences", compare)
     uses = [LinearUse((layer.packed,), logit=False)]
     RowsTimer(device, layer.launcher, Scratch(device)).choose(uses, 4)
     assert layer.launcher.timed[layer.packed.format, 4] == wanted
@@ -121,10 +120,13 @@ def test_what_was_chosen_is_compared_with_the_contract(
         wanted |= {"SB": form.storage_bits, "B": form.sub_block}
         assert constants == wanted
     one = dict([next(iter(CHOSEN.items()))])
+    monkeypatch.setattr(timing, "native_module_error", lambda: "none is here")
+    assert list(timing._differences(device, one)) == []
+    monkeypatch.undo()
     monkeypatch.setattr(
         self_test, "_reference", lambda w, b, x: (np.ones((8, w.num_outputs)), True)
     )
-    assert len(list(self_test.chosen_differences(device, one))) == 1
+    assert len(list(timing._differences(device, one))) == 1
     device.close()
 
 
@@ -136,7 +138,7 @@ def test_a_wrong_choice_is_refused(
     weight = random_weight(np.random.default_rng(1), 40, 640, 4, 64, half=True)
     layer = LinearOnDevice(device, weight, 64, 8)
     monkeypatch.setattr(RowsTimer, "_seconds", lambda *_: 1.0)
-    monkeypatch.setattr(timing, "chosen_differences", lambda *_: iter(["a bit"]))
+    monkeypatch.setattr(timing, "_differences", lambda *_: iter(["a bit"]))
     uses = [LinearUse((layer.packed,), logit=False)]
     with pytest.raises(RuntimeError, match=r"\[cuda\] a chosen launch .* got a bit"):
         RowsTimer(device, layer.launcher, Scratch(device)).choose(uses, 4)

@@ -22,6 +22,8 @@ from isobatch_kernels.cuda.weights import PackedDense, PackedWeight, WeightForma
 
 GROUP: Final = 256  # threads of a block, except where a method says otherwise
 _FLOAT: Final = 4  # bytes
+# A format, the most rows of a launch of linear_rows, and whether results are logits.
+Choice = tuple[WeightFormat, int, bool]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from isobatch_kernels.cpu_backend import CpuLimits
 from isobatch_kernels.cuda.device import Device
+from isobatch_kernels.cuda.launch import Choice
 from isobatch_kernels.cuda.one_layer import OP, LinearOnDevice
 from isobatch_kernels.cuda.tuning import SLICES, RowsShape
 from isobatch_kernels.cuda.weights import BFLOAT16, FLOAT16, FLOAT32, WeightFormat
@@ -24,8 +25,6 @@ from isobatch_kernels.step import Backend, Float32
 # bits, group size, activation block
 Format = tuple[int, int, int]
 ROWS: Final = (1, 2, 3, 9, 17, 33, 70, 130)
-# A format, the most rows of a launch of linear_rows, and whether results are logits.
-Choice = tuple[WeightFormat, int, bool]
 _SMALL: Final = 11  # sub-blocks: no multiple of eight
 _OUTPUTS: Final = 50
 

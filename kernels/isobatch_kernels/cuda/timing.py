@@ -17,9 +17,8 @@ from typing import Any, Final
 from isobatch_kernels.cpu_units import native_module_error
 from isobatch_kernels.cuda.compiler import cache_folder, keep
 from isobatch_kernels.cuda.device import Device, KernelKey
-from isobatch_kernels.cuda.launch import Activations, Launcher, rows_constants
+from isobatch_kernels.cuda.launch import Activations, Choice, Launcher, rows_constants
 from isobatch_kernels.cuda.scratch import Scratch
-from isobatch_kernels.cuda.self_test import Choice, chosen_differences
 from isobatch_kernels.cuda.source import device_text, load_kernels
 from isobatch_kernels.cuda.tuning import (
     ROW_TOPS,
@@ -108,11 +107,8 @@ class RowsTimer:
         self.measure(open_cases)
         # None is best where rows are too long for shared memory.
         chosen = {case.choice: best for case in open_cases for best in case.best(1)}
-        if native_module_error() is None:  # the native module has the reference
-            for difference in chosen_differences(self._device, chosen):
-                raise RuntimeError(
-                    f"[cuda] a chosen launch must equal the contract, got {difference}"
-                )
+        for difference in _differences(self._device, chosen):
+            raise RuntimeError(f"[cuda] a chosen launch must equal the contract, got {difference}")
         for (form, top, _), best in chosen.items():
             self._launcher.timed[form, top] = best
             known[_name(form, top)] = asdict(best)
@@ -181,6 +177,15 @@ class RowsTimer:
             return device.seconds(graph) / count
         finally:
             device.drop(graph)
+
+
+def _differences(device: Device, chosen: Mapping[Choice, RowsShape]) -> Iterator[str]:
+    """Where what was chosen gives other bits than the reference, if that is here."""
+    if native_module_error() is not None:
+        return iter(())
+    from isobatch_kernels.cuda.self_test import chosen_differences  # needs the native module
+
+    return chosen_differences(device, chosen)
 
 
 def _name(form: WeightFormat, top: int) -> str:

@@ -22,7 +22,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDriver:
     monkeypatch.setenv("ISOBATCH_CACHE", str(tmp_path))
     monkeypatch.setattr(driver, "_driver", lambda: made)
     monkeypatch.setattr(driver, "compile_kernel", lambda key, capability: key.name.encode())
-    monkeypatch.setattr(timing, "chosen_differences", lambda *_: iter(()))
+    monkeypatch.setattr(timing, "_differences", lambda *_: iter(()))
     monkeypatch.setattr(driver, "compile_text", lambda name, text, capability: name.encode())
     return made
 

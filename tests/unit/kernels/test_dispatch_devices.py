@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -150,3 +151,16 @@ def test_short_activations_are_for_the_cpu() -> None:
         dispatch.create_backend(program, **SIZES, backend="metal")
     backend = dispatch.create_backend(program, **SIZES)
     assert backend.unit == UNITS[-1]
+
+
+def test_backends_of_gpus_can_be_imported_without_the_native_module() -> None:
+    """An install without a compiler has all but the CPU's kernels."""
+    lines = (
+        "import sys; sys.modules['isobatch_kernels._cpu'] = None",
+        "import isobatch_kernels.cuda.create, isobatch_kernels.cuda_backend",
+        "import isobatch_kernels.dispatch, isobatch_kernels.metal_backend",
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
