@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -46,12 +47,18 @@ def _compiled(key: KernelKey, folder: Path) -> ctypes.CDLL:
     body = load_kernels()[key.name].body(dict(key.constants))
     source = f'#include "cuda_shim.h"\n{body}{_LAUNCH % key.name}'
     stem = folder / f"{key.name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    stem.with_suffix(".cpp").write_text(source, encoding="utf-8")
     library = stem.with_suffix(".so")
+    if library.exists():
+        return ctypes.CDLL(str(library))
+    # Other processes may want the same one at the same time.
+    own = stem.with_name(f"{stem.name}-{os.getpid()}")
+    own.with_suffix(".cpp").write_text(source, encoding="utf-8")
     options = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-pthread"]
-    command = [COMPILER, *options, f"-I{_HERE}", "-o", str(library), str(stem.with_suffix(".cpp"))]
+    files = ["-o", str(own.with_suffix(".so")), str(own.with_suffix(".cpp"))]
+    command = [COMPILER, *options, f"-I{_HERE}", *files]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:3000]
+    own.with_suffix(".so").replace(library)
     return ctypes.CDLL(str(library))
 
 
@@ -59,6 +66,13 @@ def _compiled(key: KernelKey, folder: Path) -> ctypes.CDLL:
 def _stacks() -> npt.NDArray[np.uint8]:
     """Of the threads of one cluster, for all kernels: pages that none touches take no memory."""
     return np.empty(_MOST_BLOCKS * _MOST_THREADS * _STACK, np.uint8)
+
+
+def shared_folder(base: Path) -> Path:
+    """A folder for compiled kernels below pytest's base folder, for all of its processes."""
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 class EmulatedDevice:

@@ -14,7 +14,7 @@ from isobatch_kernels.cuda.tuning import RowsShape, for_rows, rows_top
 from isobatch_kernels.program import Program
 from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
 from isobatch_kernels.step import Stat, StepInput
-from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice
+from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice, shared_folder
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -33,9 +33,7 @@ FIELDS = [
 @pytest.fixture
 def device(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
     """A device whose kernels are compiled once for all tests."""
-    folder = tmp_path_factory.getbasetemp() / "cuda"
-    folder.mkdir(exist_ok=True)
-    return EmulatedDevice(folder)
+    return EmulatedDevice(shared_folder(tmp_path_factory.getbasetemp()))
 
 
 @pytest.mark.parametrize(("bits", "group", "block", "rows"), FORMATS)

@@ -12,7 +12,7 @@ from isobatch_kernels.cuda.tuning import Sizes, choose_rows, choose_share, choos
 from isobatch_kernels.cuda.weights import affine, pack_dense, pack_quantized
 from isobatch_kernels.program import DenseType, DenseWeight, QuantizedWeight
 from isobatch_kernels.self_test import random_weight
-from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice
+from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice, shared_folder
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -30,9 +30,7 @@ FORMATS = [
 @pytest.fixture
 def device(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
     """A device whose kernels are compiled once for all tests."""
-    folder = tmp_path_factory.getbasetemp() / "cuda"
-    folder.mkdir(exist_ok=True)
-    return EmulatedDevice(folder)
+    return EmulatedDevice(shared_folder(tmp_path_factory.getbasetemp()))
 
 
 def _packed(device: EmulatedDevice, weights: list[QuantizedWeight], b: int) -> tuple[Any, Any]:
