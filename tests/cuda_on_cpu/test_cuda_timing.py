@@ -105,7 +105,7 @@ CHOSEN = {
 def test_what_was_chosen_is_compared_with_the_contract(
     device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same kernel in small, every type of scale; a wrong bit is told, and nothing is kept."""
+    """The same kernel in small, every type of scale; a wrong bit is told."""
     launched: list[KernelKey] = []
 
     def launch(key: KernelKey, *arguments: Any, early: bool) -> None:

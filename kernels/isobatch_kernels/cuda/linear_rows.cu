@@ -1,10 +1,9 @@
 // Linear layers for few rows, bound by the weights' way from memory. A warp has one slice of K and NT tiles of 16 outputs at a
 // time, and streams its records through a ring of asynchronous copies. A block holds the rows of its slices in shared memory, so
 // rows are read once for all its outputs; the warps of a slice begin when the first of them have come. A team are the eight
-// warps, of one block or of a cluster's, that have the same tiles:
-// each leaves a part of its sums with every block of the cluster, goes on with the next tiles, and adds the part of its own
-// block when all eight have come. Where there are no clusters and a block has not all slices, each warp leaves its sums in
-// memory, and the last one of the eight adds them.
+// warps, of one block or of a cluster's, that have the same tiles: each leaves a part of its sums with every block of the
+// cluster, goes on with the next tiles, and adds the part of its own block when all eight have come. Where there are no clusters
+// and a block has not all slices, each warp leaves its sums in memory, and the last one of the eight adds them.
 // @use weights
 
 constexpr int kRowParts = 4;  // in which the rows of a slice come
