@@ -222,7 +222,10 @@ inline void x1_wait_for(unsigned at, unsigned parity) {
 }
 inline void x1_wait_for_rows(unsigned at) { x1_wait_for(at, 0); }
 inline float4 x1_fresh16(const float4* from) { return *from; }
-inline char* in_block(int rank, unsigned at) { return (char*)cluster[rank].memory + at; }
+// Another block's address: its number above that of a byte of its memory.
+constexpr unsigned kRank = 1 << 20;
+template <int CLUSTER> unsigned x1_in_block(unsigned at, int rank) { return CLUSTER > 1 ? (rank + 1) * kRank + at : at; }
+inline char* somewhere(unsigned at) { return (char*)(at < kRank ? own : &cluster[at / kRank - 1])->memory + at % kRank; }
 template <int CLUSTER> void x1_make_meetings(unsigned at, int count, int warps, int bytes, int lane) {
   for (int i = 0; i < count && lane == 0; i++) {
     const unsigned members = CLUSTER > 1 ? 1 : warps;
@@ -234,19 +237,17 @@ template <int CLUSTER> void x1_barriers_made() {
   __syncthreads();
   if (CLUSTER > 1) meet(cluster_meeting);
 }
-inline void leave(unsigned to, int rank, const void* from, int size, unsigned meeting, bool counts) {
-  std::memcpy(in_block(rank, to), from, size);
+inline void leave(unsigned to, const void* from, int size, unsigned meeting, bool counts) {
+  std::memcpy(somewhere(to), from, size);
   if (!counts) return;
-  Turns& turns = *(Turns*)in_block(rank, meeting);
+  Turns& turns = *(Turns*)somewhere(meeting);
   turns.bytes -= size;
   turns.end_if_complete();
 }
-template <int CLUSTER> void x1_leave16(unsigned to, int rank, float4 v, unsigned meeting) {
-  leave(to, rank, &v, 16, meeting, CLUSTER > 1);
-}
-template <int CLUSTER> void x1_leave8(unsigned to, int rank, float a, float b, unsigned meeting) {
+template <int CLUSTER> void x1_leave16(unsigned to, float4 v, unsigned meeting) { leave(to, &v, 16, meeting, CLUSTER > 1); }
+template <int CLUSTER> void x1_leave8(unsigned to, float a, float b, unsigned meeting) {
   const float v[2] = {a, b};
-  leave(to, rank, v, 8, meeting, CLUSTER > 1);
+  leave(to, v, 8, meeting, CLUSTER > 1);
 }
 template <int CLUSTER> void x1_have_left(unsigned meeting, int lane) {
   if (CLUSTER > 1) return;

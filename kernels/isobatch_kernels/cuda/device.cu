@@ -139,25 +139,37 @@ __device__ __forceinline__ void x1_barriers_made() {
   if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 #endif
 }
+// Where a block of the cluster has what lies there in the own one; only x1_leave16 and x1_leave8 know what to do with it.
 template <int CLUSTER>
-__device__ __forceinline__ void x1_leave16(unsigned to, int rank, float4 v, unsigned meeting) {
+__device__ __forceinline__ unsigned x1_in_block(unsigned at, int rank) {
 #if __CUDA_ARCH__ >= 900
   if (CLUSTER > 1) {
-    asm volatile("{\n.reg .b32 to, meeting;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 meeting, %1, %2;\n"
-                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [meeting];\n}\n"
-                 ::"r"(to), "r"(meeting), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+  }
+#endif
+  return at;
+}
+template <int CLUSTER>
+__device__ __forceinline__ void x1_leave16(unsigned to, float4 v, unsigned meeting) {
+#if __CUDA_ARCH__ >= 900
+  if (CLUSTER > 1) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];\n" ::"r"(to),
+                 "r"(meeting), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
     return;
   }
 #endif
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 template <int CLUSTER>
-__device__ __forceinline__ void x1_leave8(unsigned to, int rank, float a, float b, unsigned meeting) {
+__device__ __forceinline__ void x1_leave8(unsigned to, float a, float b, unsigned meeting) {
 #if __CUDA_ARCH__ >= 900
   if (CLUSTER > 1) {
-    asm volatile("{\n.reg .b32 to, meeting;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 meeting, %1, %2;\n"
-                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [meeting];\n}\n"
-                 ::"r"(to), "r"(meeting), "r"(rank), "f"(a), "f"(b) : "memory");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];\n" ::"r"(to),
+                 "r"(meeting), "f"(a), "f"(b)
+                 : "memory");
     return;
   }
 #endif

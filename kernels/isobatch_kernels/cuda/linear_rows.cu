@@ -69,7 +69,9 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   constexpr int kTwist = B == 32 ? 1 : 3 & (HELD - 1);
   X1_DYNAMIC_SHARED;
   const int NB = K / B, m0 = blockIdx.x * MT * 8, held = min(M - m0, MT * 8);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  // What follows from the number of a warp is the same in all lanes, and the compiler is told so: it needs one register for it,
+  // and no branch has to be joined again.
+  const unsigned warp = __shfl_sync(kAllLanes, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int slice = blockIdx.z * SLICES + warp % SLICES, team = warp / SLICES;
   const int begin = x1_slice_begin(slice, NB), length = x1_slice_begin(slice + 1, NB) - begin;
   const int first = x1_slice_begin(blockIdx.z * SLICES, NB), count = x1_slice_begin((blockIdx.z + 1) * SLICES, NB) - first;
@@ -89,37 +91,32 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   const unsigned meetings = x1_shared_address(shared) + (kWarps * STAGES + SLICES * kRowParts + team * SETS) * 8;
   const unsigned sums_address = x1_shared_address(sums);
 
-  // What is asked for next: records from `next` of the slice on, of a group of tiles.
+  // What is asked for next: records from `next` of the slice on, of a group of tiles, from `from` on. A tile that is not there is
+  // replaced by the one before it.
   int next = 0, next_group = blockIdx.y * TEAMS + team;
-  const unsigned* from[NT];
-  auto aim = [&]() {
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-      from[nt] = w + min(next_group * NT + nt, last_tile) * tile_words + (size_t)begin * R::kWords;
-    }
-  };
+  const unsigned* from = w + next_group * NT * tile_words + (size_t)begin * R::kWords;
+  const size_t to_next_group = step * NT * tile_words - (size_t)(length + DEEP - 1) / DEEP * kTile;
   auto request = [&](int stage) {
-    if (next_group >= groups || next >= length) return;
-    const int bytes = min(DEEP, length - next) * (R::kWords * 4);
-    const unsigned barrier = barriers + 8 * stage;
+    if (next_group >= groups || length == 0) return;
+    const unsigned bytes = min(DEEP, length - next) * (R::kWords * 4), barrier = barriers + 8 * stage;
     x1_expect(barrier, NT * bytes, lane);
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
-      x1_copy_run(ring_address + 4 * (stage * kStage + nt * kTile), from[nt], bytes, barrier, lane);
-      from[nt] += kTile;
+      const unsigned* tile = nt == 0 || next_group * NT + nt <= last_tile ? from + nt * tile_words : from;
+      x1_copy_run(ring_address + 4 * (stage * kStage + nt * kTile), tile, bytes, barrier, lane);
     }
     x1_arrive(barrier);
+    from += kTile;
     next += DEEP;
     if (next >= length) {
       next = 0;
       next_group += step;
-      aim();
+      from += to_next_group;
     }
   };
   // Weights are the same in every step, so the ring is filled with them while the previous launch still runs.
   x1_let_next_begin();
   x1_make_barriers(barriers, STAGES, lane);
-  aim();
   for (int stage = 0; stage < STAGES - 1; stage++) request(stage);
   if (team == 0) x1_make_row_barriers(row_barriers, kRowParts, 32 * TEAMS, lane);
   if (kJoined && warp % SLICES == 0) x1_make_meetings<CLUSTER>(meetings, SETS, kSlices, 4 * kSet, lane);
@@ -205,44 +202,55 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   };
 
   // The place of lane (g, t) among a team's sums is (t, g ^ 2*t): lanes meet in no bank when they leave them, and the lanes that
-  // add have two rows of 16 outputs between them.
-  const int rank = kJoined ? blockIdx.z : 0;
-  auto leave = [&](int turn) {
-    const int place = t * 8 + (g ^ 2 * t), set = turn % SETS;
+  // add have two rows of 16 outputs between them. All that leave or join a group of tiles is at fixed distances from these.
+  const int place = t * 8 + (g ^ 2 * t), rank = kJoined ? blockIdx.z : 0;
+  const unsigned to = x1_in_block<CLUSTER>(sums_address + 4 * (slice * kPart + place % kOwn * kLane), place / kOwn);
+  const unsigned to_meeting = x1_in_block<CLUSTER>(meetings, place / kOwn);
+  auto leave = [&](unsigned turn) {
+    const unsigned set = turn % SETS;
 #pragma unroll
     for (int i = 0; i < NT * MT; i++) {
       const float(&sum)[4] = acc[i / MT][i % MT];
-      const unsigned to = sums_address + 4 * (set * kSet + slice * kPart + (i * kOwn + place % kOwn) * kLane);
+      const unsigned at = to + 4 * (set * kSet + i * kOwn * kLane);
       if (kSpread) {
-        x1_leave8<CLUSTER>(to, place / kOwn, sum[0], sum[2], meetings + 8 * set);
+        x1_leave8<CLUSTER>(at, sum[0], sum[2], to_meeting + 8 * set);
       } else {
-        x1_leave16<CLUSTER>(to, place / kOwn, make_float4(sum[0], sum[1], sum[2], sum[3]), meetings + 8 * set);
+        x1_leave16<CLUSTER>(at, make_float4(sum[0], sum[1], sum[2], sum[3]), to_meeting + 8 * set);
       }
     }
     x1_have_left<CLUSTER>(meetings + 8 * set, lane);
   };
-  auto join = [&](int turn, int group) {
-    constexpr int kEach = (kPart + 32 * SLICES - 1) / (32 * SLICES);  // outputs of a thread
-    const int set = turn % SETS, member = warp % SLICES * 32 + lane;
+  // Outputs of a thread, whole tiles from one to the next. Where some warps have none, they take turns.
+  constexpr int kEach = (kPart + 32 * SLICES - 1) / (32 * SLICES), kStep = 32 * SLICES / (kOwn * kLane);
+  constexpr unsigned kAdding = kPart < 32 * SLICES ? (kPart + 31) / 32 : SLICES;
+  auto join = [&](unsigned turn, int group) {
+    const unsigned set = turn % SETS, unit = (warp + (kAdding < SLICES ? turn : 0)) % SLICES;
+    if (unit >= kAdding) {
+      x1_wait_for_sums(meetings + 8 * set, turn / SETS & 1);
+      return;
+    }
+    const unsigned i = unit * 32 + lane, e = i % kLane, its_place = rank * kOwn + i / kLane % kOwn, tile = i / kLane / kOwn;
+    const unsigned its_t = its_place / 8, its_g = its_place % 8 ^ 2 * its_t;
+    const int m = kSpread ? its_t : tile % MT * 8 + 2 * its_t + e % 2;
+    const int n = (group * NT + tile / MT) * 16 + its_g + (kSpread ? e : e / 2) * 8;
+    const size_t at = (size_t)(m0 + m) * stride + n;
+    // What is added is on its way while the sums are waited for.
     Finish finish[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; k++) {
-      const int i = member + k * 32 * SLICES, e = i % kLane, place = rank * kOwn + i / kLane % kOwn, tile = i / kLane / kOwn;
-      const int its_t = place / 8, its_g = place % 8 ^ 2 * its_t;
-      const int m = kSpread ? its_t : tile % MT * 8 + 2 * its_t + e % 2;
-      const int n = (group * NT + tile / MT) * 16 + its_g + (kSpread ? e : e / 2) * 8;
-      // What is added is on its way while the sums are waited for.
-      finish[k].aim(i < kPart && m < held && n < N, n, (size_t)(m0 + m) * stride + n, bias, residual);
+      const int down = kStep * k % MT * 8, right = kStep * k / MT * 16;
+      const bool wanted = i + k * 32 * SLICES < kPart && m + down < held && n + right < N;
+      finish[k].aim(wanted, n + right, at + (size_t)down * stride + right, bias, residual);
     }
     x1_wait_for_sums(meetings + 8 * set, turn / SETS & 1);
-    if (warp % SLICES == 0) x1_expect_sums<CLUSTER>(meetings + 8 * set, 4 * kSet, lane);
+    if (unit == 0) x1_expect_sums<CLUSTER>(meetings + 8 * set, 4 * kSet, lane);
+    const float* from = sums + set * kSet + i;
 #pragma unroll
     for (int k = 0; k < kEach; k++) {
       if (!finish[k].wanted) continue;
-      const float* from = sums + set * kSet + member + k * 32 * SLICES;
       float parts[kSlices];
 #pragma unroll
-      for (int s = 0; s < kSlices; s++) parts[s] = from[s * kPart];
+      for (int s = 0; s < kSlices; s++) parts[s] = from[s * kPart + k * 32 * SLICES];
       finish[k].put(x1_add_slices(parts, NB), y, bias, residual, LOGIT);
     }
   };
@@ -251,7 +259,8 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   const unsigned* lane_affine = ring + R::kQuantWords + g * (ST == 2 ? 4 : 2);
   int stage = 0, part = 0, ready = 0;  // records whose rows have come
   unsigned parity = 0;
-  int group = blockIdx.y * TEAMS + team, turn = 0;
+  int group = blockIdx.y * TEAMS + team;
+  unsigned turn = 0;
   for (; group < groups; group += step, turn++) {
 #pragma unroll
     for (int i = 0; i < NT * MT * 4; i++) acc[i / 4 / MT][i / 4 % MT][i % 4] = 0.0f;
@@ -274,6 +283,7 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
 #pragma unroll
         for (int u = 0; u < DEEP - 1; u++) multiply_record(words_at + u * R::kWords, affine_at + u * R::kWords, j + u);
       } else {
+#pragma unroll 1
         for (int u = 0; u < here; u++) multiply_record(words_at + u * R::kWords, affine_at + u * R::kWords, j + u);
       }
       stage++;
