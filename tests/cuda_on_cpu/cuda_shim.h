@@ -53,19 +53,14 @@ struct Turns {
   }
 };
 static_assert(sizeof(Turns) == 8);
-// A copy, where there is one; then a thread arrives at a barrier, or bytes do.
+// A copy, whose bytes then arrive at a barrier, where it has one.
 struct Copy {
   void* to;
   const void* from;
   int size;
-  Turns* arrives;
   Turns* brings;
   void end() const {
-    if (size) std::memcpy(to, from, size);
-    if (arrives) {
-      arrives->missing--;
-      arrives->end_if_complete();
-    }
+    std::memcpy(to, from, size);
     if (brings) {
       brings->bytes -= size;
       brings->end_if_complete();
@@ -102,7 +97,7 @@ struct Block {
 inline Block cluster[kMostBlocks];
 inline Block* own = cluster;  // the running thread's
 inline Meeting cluster_meeting;
-inline bool copies_are_late = false;
+inline bool copies_are_late = false, is_misused = false;
 inline jmp_buf scheduler;
 inline void (*fiber_body)();
 // Lets the others run; returns when the scheduler chooses this thread again.
@@ -192,16 +187,15 @@ inline void copy(const Copy& one) {
     one.end();
   }
 }
-inline void x1_copy16(void* to, const void* from) { copy({to, from, 16, nullptr, nullptr}); }
+inline void x1_copy16(void* to, const void* from) { copy({to, from, 16, nullptr}); }
 inline void x1_commit() {}
 template <int N> void x1_wait() { own->fibers[threadIdx.x].end_copies(); }
 inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)own->memory); }
 inline Turns& own_turns(unsigned at) { return *(Turns*)((char*)own->memory + at); }
-inline void x1_make_row_barriers(unsigned at, int count, int threads, int lane) {
-  for (int i = 0; i < count && lane == 0; i++) own_turns(at + 8 * i) = {(unsigned)threads, (unsigned)threads, 0, 0};
+inline void x1_make_barriers(unsigned at, int count, int, int lane) {
+  for (int i = 0; i < count && lane == 0; i++) own_turns(at + 8 * i) = {1, 1, 0, 0};
   __syncwarp();
 }
-inline void x1_make_barriers(unsigned at, int count, int lane) { x1_make_row_barriers(at, count, 1, lane); }
 inline void x1_expect(unsigned at, int bytes, int lane) {
   if (lane != 0) return;
   Turns& turns = own_turns(at);
@@ -210,9 +204,10 @@ inline void x1_expect(unsigned at, int bytes, int lane) {
   turns.end_if_complete();
 }
 inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned barrier, int lane) {
-  if (lane == 0) copy({(char*)own->memory + to, from, bytes, nullptr, &own_turns(barrier)});
+  if (lane != 0) return;
+  if (bytes <= 0 || (bytes | to | (uintptr_t)from) % 16) is_misused = true;
+  copy({(char*)own->memory + to, from, bytes, &own_turns(barrier)});
 }
-inline void x1_copies_arrive(unsigned at) { copy({nullptr, nullptr, 0, &own_turns(at), nullptr}); }
 inline void x1_arrive(unsigned) {}
 inline void x1_wait_for(unsigned at, unsigned parity) {
   Fiber& fiber = own->fibers[threadIdx.x];
@@ -220,7 +215,6 @@ inline void x1_wait_for(unsigned at, unsigned parity) {
   fiber.parity = parity;
   leave_thread(fiber);
 }
-inline void x1_wait_for_rows(unsigned at) { x1_wait_for(at, 0); }
 inline float4 x1_fresh16(const float4* from) { return *from; }
 // Another block's address: its number above that of a byte of its memory.
 constexpr unsigned kRank = 1 << 20;
@@ -261,6 +255,7 @@ inline void x1_wait_for_sums(unsigned meeting, unsigned parity) { x1_wait_for(me
 template <int CLUSTER> void x1_expect_sums(unsigned meeting, int bytes, int lane) {
   if (CLUSTER > 1) x1_expect(meeting, bytes, lane);
 }
+inline void x1_keep(int&) {}
 inline void x1_after_previous() {}
 inline void x1_let_next_begin() {}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
@@ -298,7 +293,8 @@ inline void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
 }
 
 constexpr size_t kStack = 64 * 1024;
-// A barrier that not every thread reaches: 1; memory past what was asked for was written: 2.
+// A barrier that not every thread reaches: 1; memory past what was asked for was written: 2; a copy that is empty or not in
+// pieces of 16 bytes: 3.
 inline int run_cluster(int threads, int size, const Place* places, int memory, char* stacks) {
   cluster_meeting = {threads * size};
   for (int b = 0; b < size; b++) {
@@ -345,7 +341,7 @@ inline int run_cluster(int threads, int size, const Place* places, int memory, c
       if (reinterpret_cast<unsigned char*>(cluster[b].memory)[at] != 0xff) return 2;
     }
   }
-  return 0;
+  return is_misused ? 3 : 0;
 }
 // Clusters of `size` blocks along z; stacks: kStack bytes for every thread of one.
 inline int run_blocks(const int* blocks, int threads, int memory, int size, char* stacks, void (*kernel)()) {

@@ -162,6 +162,7 @@ class EmulatedDevice:
         result = kernel.launch(grid, threads, key.shared_memory, key.cluster, stacks, pointers)
         assert result != 1, f"{key}: a barrier that not every thread reaches"
         assert result != 2, f"{key}: shared memory past what was asked for is written"
+        assert result != 3, f"{key}: a copy is empty or not in pieces of 16 bytes"
 
     def begin_recording(self) -> None:
         """Launches go to a list."""

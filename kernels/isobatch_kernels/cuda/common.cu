@@ -99,4 +99,4 @@ __device__ __forceinline__ float x1_warp_max(float v) {
 // Marks a token row as non-finite: the smallest 1 + op index stays. Flags start at 0xffffffff.
 __device__ __forceinline__ void x1_record(unsigned* flags, int row, int op) { atomicMin(flags + row, 1u + (unsigned)op); }
 
-__device__ __forceinline__ int x1_slice_begin(int i, int n) { return (int)((long long)i * n / kSlices); }
+__device__ __forceinline__ int x1_slice_begin(int i, int n) { return (int)((unsigned)i * (unsigned)n / kSlices); }

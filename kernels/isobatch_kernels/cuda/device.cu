@@ -39,9 +39,9 @@ __device__ __forceinline__ void x1_wait() {
 }
 
 // Copies of a warp to shared memory that one barrier waits for: 16-byte pieces, by one lane where there is a copy engine. `from`
-// and `to` are a warp's; a barrier is 8 bytes.
+// and `to` are a warp's; a barrier is 8 bytes. With several `warps`, each arrives; the bytes of all are expected once.
 __device__ __forceinline__ unsigned x1_shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
-__device__ __forceinline__ void x1_make_barriers(unsigned barriers, int count, int lane) {
+__device__ __forceinline__ void x1_make_barriers(unsigned barriers, int count, int warps, int lane) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
     for (int i = 0; i < count; i++) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void x1_make_barriers(unsigned barriers, int count, i
 #else
   if (lane == 0) {
     for (int i = 0; i < count; i++) {
-      asm volatile("mbarrier.init.shared.b64 [%0], 32;\n" ::"r"(barriers + 8 * i) : "memory");
+      asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barriers + 8 * i), "r"(32 * warps) : "memory");
     }
   }
 #endif
@@ -94,20 +94,6 @@ __device__ __forceinline__ void x1_wait_for(unsigned barrier, unsigned parity) {
                ::"r"(barrier), "r"(parity) : "memory");
 #endif
 }
-
-// Barriers that so many threads arrive at when their copies by x1_copy16 have ended; waited for once.
-__device__ __forceinline__ void x1_make_row_barriers(unsigned barriers, int count, int threads, int lane) {
-  if (lane == 0) {
-    for (int i = 0; i < count; i++) {
-      asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barriers + 8 * i), "r"(threads) : "memory");
-    }
-  }
-  __syncwarp();
-}
-__device__ __forceinline__ void x1_copies_arrive(unsigned barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void x1_wait_for_rows(unsigned barrier) { x1_wait_for(barrier, 0); }
 
 // Sums that the eight warps of a team leave in shared memory, in CLUSTER blocks that have one warp or several of them each. A
 // meeting is a barrier of 8 bytes that ends a turn when all of a block's part has come, `bytes` of it. Addresses are those of the
@@ -190,6 +176,9 @@ template <int CLUSTER>
 __device__ __forceinline__ void x1_expect_sums(unsigned meeting, int bytes, int lane) {
   if (CLUSTER > 1) x1_expect(meeting, bytes, lane);
 }
+
+// A value that is kept, and not found out anew wherever it is used.
+__device__ __forceinline__ void x1_keep(int& v) { asm volatile("" : "+r"(v)); }
 
 // What another block has just written.
 __device__ __forceinline__ float4 x1_fresh16(const float4* from) {

@@ -6,21 +6,21 @@
 // and a block has not all slices, each warp leaves its sums in memory, and the last one of the eight adds them.
 // @use weights
 
-constexpr int kRowParts = 4;  // in which the rows of a slice come
-
-// The sum of slices in their order. Where NB < 8 some of them are empty, and skipped.
-__device__ __forceinline__ float x1_add_slices(const float (&parts)[kSlices], int NB) {
+// The sum of slices in their order; `apart` floats from one to the next.
+__device__ __forceinline__ float x1_add_slices(const float* parts, int apart) {
   float total = parts[0];
-  if (NB >= kSlices) {
 #pragma unroll
-    for (int s = 1; s < kSlices; s++) total = x1_add(total, parts[s]);
-    return total;
-  }
+  for (int s = 1; s < kSlices; s++) total = x1_add(total, parts[s * apart]);
+  return total;
+}
+// The same with fewer blocks than slices: some of these are empty, and skipped.
+__device__ __forceinline__ float x1_add_some_slices(const float* parts, int apart, int NB) {
+  float total = 0.0f;
   bool is_first = true;
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < kSlices; s++) {
     if (x1_slice_begin(s, NB) == x1_slice_begin(s + 1, NB)) continue;
-    total = is_first ? parts[s] : x1_add(total, parts[s]);
+    total = is_first ? parts[s * apart] : x1_add(total, parts[s * apart]);
     is_first = false;
   }
   return total;
@@ -55,8 +55,7 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     const unsigned* w, const fp16* q, const float* ds, const float* bias, const float* residual, float* y, float4* partials,
     unsigned* arrived, int M, int K, int N, int stride, int padded) {
   using R = Record<SB, B, ST>;
-  constexpr int kRowWords = HELD * B / 2;  // of a tile of rows in a sub-block
-  constexpr int kLaneRow = B / 8;          // words of a lane, 2 to 8
+  constexpr int kLaneRow = B / 8;  // words of a row's sub-block that a lane multiplies, 2 to 8
   constexpr int kThreads = 32 * SLICES * TEAMS, kTile = DEEP * R::kWords, kStage = NT * kTile;
   // Up to four rows take every second column, so that a lane's sums are those of one row.
   constexpr bool kSpread = MT == 1 && HELD <= 4;
@@ -65,8 +64,8 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   constexpr bool kJoined = SLICES * CLUSTER == kSlices;
   constexpr int kOwn = 32 / CLUSTER, kLane = kSpread ? 2 : 4;  // lanes whose sums a block adds, and how many each has
   constexpr int kPart = NT * MT * kOwn * kLane, kSet = kSlices * kPart;
-  // Rows lie such that neither the lanes that copy a run of a row nor those that load operands meet in a bank.
-  constexpr int kTwist = B == 32 ? 1 : 3 & (HELD - 1);
+  // Where rows begin in shared memory, in words and modulo 32: lanes that load operands of neighbouring rows meet in no bank.
+  constexpr int kApart = B == 64 ? 4 : B == 32 ? 16 : 8;
   X1_DYNAMIC_SHARED;
   const int NB = K / B, m0 = blockIdx.x * MT * 8, held = min(M - m0, MT * 8);
   // What follows from the number of a warp is the same in all lanes, and the compiler is told so: it needs one register for it,
@@ -77,18 +76,22 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   const int first = x1_slice_begin(blockIdx.z * SLICES, NB), count = x1_slice_begin((blockIdx.z + 1) * SLICES, NB) - first;
   const int last_tile = (N + 15) / 16 - 1, groups = last_tile / NT + 1, step = gridDim.y * TEAMS;
   const size_t tile_words = (size_t)NB * R::kWords;
-  // Barriers of the rings, of the rows, of the sums; the rings; sums (TEAMS, SETS, 8, parts); rows (sub-blocks, MT, HELD, B); their
+  // Long rows come in parts, and multiplication begins with the first.
+  constexpr int kRowParts = SLICES == 1 ? 4 : 1;
+  const int parts = length >= 4 * kRowParts ? kRowParts : 1;
+  // Barriers of the rings, of the rows, of the sums; the rings; sums (TEAMS, SETS, 8, parts); rows (MT, HELD, `pitch` words); their
   // pairs (sub-blocks, 8*MT, 2). Blocks of a cluster have the same but for the lengths of the last two.
   constexpr int kWarps = kThreads / 32, kMeetings = kJoined ? TEAMS * SETS : 0;
-  constexpr int kBarriers = ((kWarps * STAGES + SLICES * kRowParts + kMeetings) * 2 + 3) / 4 * 4;
+  constexpr int kBarriers = ((kWarps * STAGES + kRowParts + kMeetings) * 2 + 3) / 4 * 4;
   unsigned* rings = reinterpret_cast<unsigned*>(shared) + kBarriers;
   unsigned* ring = rings + warp * STAGES * kStage;
   float* sums = reinterpret_cast<float*>(rings + kWarps * STAGES * kStage) + team * SETS * kSet;
   unsigned* rows = rings + kWarps * STAGES * kStage + (kJoined ? TEAMS * SETS * kSet : 0);
-  float* pairs = reinterpret_cast<float*>(rows + count * MT * kRowWords);
+  const int pitch = count * (B / 2) + (kApart - count * (B / 2) & 31);
+  float* pairs = reinterpret_cast<float*>(rows + MT * HELD * pitch);
   const unsigned barriers = x1_shared_address(shared) + warp * STAGES * 8, ring_address = x1_shared_address(ring);
-  const unsigned row_barriers = x1_shared_address(shared) + (kWarps * STAGES + warp % SLICES * kRowParts) * 8;
-  const unsigned meetings = x1_shared_address(shared) + (kWarps * STAGES + SLICES * kRowParts + team * SETS) * 8;
+  const unsigned row_barriers = x1_shared_address(shared) + kWarps * STAGES * 8;
+  const unsigned meetings = row_barriers + (kRowParts + team * SETS) * 8;
   const unsigned sums_address = x1_shared_address(sums);
 
   // What is asked for next: records from `next` of the slice on, of a group of tiles, from `from` on. A tile that is not there is
@@ -116,37 +119,44 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   };
   // Weights are the same in every step, so the ring is filled with them while the previous launch still runs.
   x1_let_next_begin();
-  x1_make_barriers(barriers, STAGES, lane);
+  x1_make_barriers(barriers, STAGES, 1, lane);
   for (int stage = 0; stage < STAGES - 1; stage++) request(stage);
-  if (team == 0) x1_make_row_barriers(row_barriers, kRowParts, 32 * TEAMS, lane);
+  if (warp == 0) x1_make_barriers(row_barriers, kRowParts, kWarps, lane);
   if (kJoined && warp % SLICES == 0) x1_make_meetings<CLUSTER>(meetings, SETS, kSlices, 4 * kSet, lane);
   x1_barriers_made<CLUSTER>();
   x1_after_previous();
   {
-    // The warps of a slice bring its rows, record by record.
-    constexpr int kPieces = B / 8, kRows = HELD * MT;  // of 16 bytes in a row's sub-block; rows
-    constexpr int kMembers = 32 * TEAMS;
-    const int member = team * 32 + lane;
-    for (int c = member; c < length * 4 * MT; c += kMembers) {
-      const int j = begin + c / (4 * MT), at = m0 + c % (4 * MT) * 2;
-      if (at < padded) x1_copy16(pairs + ((begin - first) * 4 * MT + c) * 4, ds + ((size_t)j * padded + at) * 2);
-    }
-    int c = member;
+    // The warps ask for rows by turns. Pairs of all rows lie together where a block has all rows.
+    const unsigned row_address = x1_shared_address(rows), pair_address = x1_shared_address(pairs);
+    const int pair_bytes = min(MT * 8, padded - m0) * 8;
 #pragma unroll 1
-    for (int part = 1; part <= kRowParts; part++) {
-      for (; c < part * length / kRowParts * kRows * kPieces; c += kMembers) {
-        const int piece = c % kPieces, m = c / kPieces % kRows, row = m % 8, j = begin - first + c / kPieces / kRows;
-        const int at = B == 64 ? row * 8 + (piece ^ row % 2) : (row ^ (j & kTwist)) * kPieces + piece;
-        if (m >= held) continue;
-        x1_copy16(rows + (j * MT + m / 8) * kRowWords + 4 * at, q + (size_t)(m0 + m) * K + (size_t)(first + j) * B + piece * 8);
+    for (int part = 0; part < parts; part++) {
+      const int from = part * count / parts, run = (part + 1) * count / parts - from, bytes = run * B * 2;
+      const unsigned barrier = row_barriers + 8 * part;
+      if (warp == 0) x1_expect(barrier, held * bytes + run * pair_bytes, lane);
+      if (run == 0) continue;  // a slice that is empty, whose rows nobody waits for
+#pragma unroll 1
+      for (int m = warp; m < held; m += kWarps) {
+        const unsigned at = row_address + 4 * (m * pitch + from * (B / 2));
+        x1_copy_run(at, q + (size_t)(m0 + m) * K + (size_t)(first + from) * B, bytes, barrier, lane);
       }
-      x1_copies_arrive(row_barriers + 8 * (part - 1));
+      const float* these = ds + ((size_t)(first + from) * padded + m0) * 2;
+      const unsigned to = pair_address + from * MT * 64;
+      if (padded == MT * 8) {
+        if (warp == kWarps - 1) x1_copy_run(to, these, run * pair_bytes, barrier, lane);
+      } else {
+#pragma unroll 1
+        for (int j = warp; j < run; j += kWarps) {
+          x1_copy_run(to + j * MT * 64, these + (size_t)j * padded * 2, pair_bytes, barrier, lane);
+        }
+      }
+      x1_arrive(barrier);
     }
   }
 
   // Columns of rows that are not there hold another row's integers or what lies there: columns of a product do not mix.
   const int row = kSpread ? g / 2 % HELD : g % HELD;
-  const unsigned* own_rows = rows + (begin - first) * MT * kRowWords;
+  const unsigned* own_rows = rows + row * pitch + (begin - first) * (B / 2) + t * kLaneRow;
   const float* own_pairs = pairs + (begin - first) * MT * 16 + t * 2 * kRowsOfLane;
   float acc[NT][MT][4];
   // Record j of the slice; `words_at` and `affine_at` are a lane's of it.
@@ -168,16 +178,10 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     }
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
-      const unsigned* from = own_rows + (j * MT + mt) * kRowWords;
       const float* pair = own_pairs + (j * MT + mt) * 16;
+      // A lane (g, t) has inputs t*B/4 and on of a row.
       alignas(16) unsigned b[kLaneRow];
-      // A lane (g, t) has inputs t*B/4 and on of a row: two pieces of 16 bytes, one, or half a piece.
-      if (B == 64) {
-        load_words<4>(from + (row * 8 + (2 * t ^ row % 2)) * 4, b);
-        load_words<4>(from + (row * 8 + (2 * t + 1 ^ row % 2)) * 4, b + 4);
-      } else {
-        load_words<kLaneRow>(from + ((row ^ (begin - first + j & kTwist)) * 4 + t) * kLaneRow, b);
-      }
+      load_words<kLaneRow>(own_rows + mt * 8 * pitch + j * (B / 2), b);
       float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (kSpread) {
         const float2 one = *reinterpret_cast<const float2*>(pair);
@@ -223,19 +227,27 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   // Outputs of a thread, whole tiles from one to the next. Where some warps have none, they take turns.
   constexpr int kEach = (kPart + 32 * SLICES - 1) / (32 * SLICES), kStep = 32 * SLICES / (kOwn * kLane);
   constexpr unsigned kAdding = kPart < 32 * SLICES ? (kPart + 31) / 32 : SLICES;
+  // The first output of a thread: row, and output from the group's first on.
+  int own_m = 0, own_n = 0;
+  auto take_place = [&](unsigned i) {
+    const unsigned e = i % kLane, its_place = rank * kOwn + i / kLane % kOwn, tile = i / kLane / kOwn, its_t = its_place / 8;
+    own_m = kSpread ? its_t : tile % MT * 8 + 2 * its_t + e % 2;
+    own_n = tile / MT * 16 + (its_place % 8 ^ 2 * its_t) + (kSpread ? e : e / 2) * 8;
+  };
+  take_place(warp % SLICES * 32 + lane);
+  x1_keep(own_m);
+  x1_keep(own_n);
   auto join = [&](unsigned turn, int group) {
-    const unsigned set = turn % SETS, unit = (warp + (kAdding < SLICES ? turn : 0)) % SLICES;
+    const unsigned set = turn % SETS, unit = (warp + (kAdding < SLICES ? turn : 0)) % SLICES, i = unit * 32 + lane;
     if (unit >= kAdding) {
       x1_wait_for_sums(meetings + 8 * set, turn / SETS & 1);
       return;
     }
-    const unsigned i = unit * 32 + lane, e = i % kLane, its_place = rank * kOwn + i / kLane % kOwn, tile = i / kLane / kOwn;
-    const unsigned its_t = its_place / 8, its_g = its_place % 8 ^ 2 * its_t;
-    const int m = kSpread ? its_t : tile % MT * 8 + 2 * its_t + e % 2;
-    const int n = (group * NT + tile / MT) * 16 + its_g + (kSpread ? e : e / 2) * 8;
-    const size_t at = (size_t)(m0 + m) * stride + n;
+    if (kAdding < SLICES) take_place(i);
+    const int m = own_m, n = group * NT * 16 + own_n;
     // What is added is on its way while the sums are waited for.
     Finish finish[kEach];
+    const size_t at = (size_t)(m0 + m) * stride + n;
 #pragma unroll
     for (int k = 0; k < kEach; k++) {
       const int down = kStep * k % MT * 8, right = kStep * k / MT * 16;
@@ -244,14 +256,18 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     }
     x1_wait_for_sums(meetings + 8 * set, turn / SETS & 1);
     if (unit == 0) x1_expect_sums<CLUSTER>(meetings + 8 * set, 4 * kSet, lane);
-    const float* from = sums + set * kSet + i;
+    const float* parts = sums + set * kSet + i;
+    float totals[kEach];
+    if (NB >= kSlices) {
+#pragma unroll
+      for (int k = 0; k < kEach; k++) totals[k] = x1_add_slices(parts + k * 32 * SLICES, kPart);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kEach; k++) totals[k] = x1_add_some_slices(parts + k * 32 * SLICES, kPart, NB);
+    }
 #pragma unroll
     for (int k = 0; k < kEach; k++) {
-      if (!finish[k].wanted) continue;
-      float parts[kSlices];
-#pragma unroll
-      for (int s = 0; s < kSlices; s++) parts[s] = from[s * kPart + k * 32 * SLICES];
-      finish[k].put(x1_add_slices(parts, NB), y, bias, residual, LOGIT);
+      if (finish[k].wanted) finish[k].put(totals[k], y, bias, residual, LOGIT);
     }
   };
 
@@ -271,9 +287,9 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
       const unsigned *words_at = lane_words + stage * kStage, *affine_at = lane_affine + stage * kStage;
       const int here = length - j;
       while (ready < min(length, j + DEEP)) {
-        x1_wait_for_rows(row_barriers + 8 * part);
+        x1_wait_for(row_barriers + 8 * part, 0);
         part++;
-        ready = part * length / kRowParts;
+        ready = part * length / parts;
       }
       // Without a branch between records, what one waits for is hidden by the next.
       if (here >= DEEP) {
@@ -329,7 +345,8 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
             const int its_m = m + e % 2, n = out + e / 2 * 8;
             Finish finish;
             finish.aim(its_m < held && n < N, n, (size_t)(m0 + its_m) * stride + n, bias, residual);
-            if (finish.wanted) finish.put(x1_add_slices(own, NB), y, bias, residual, LOGIT);
+            const float total = NB >= kSlices ? x1_add_slices(own, 1) : x1_add_some_slices(own, 1, NB);
+            if (finish.wanted) finish.put(total, y, bias, residual, LOGIT);
           }
         }
       }

@@ -16,7 +16,7 @@ SLICES: Final = 8  # of K
 ROW_TOPS: Final = (2, 4, 8, 16, 32, 64, 128)
 FEW_ROWS: Final = 64  # linear_rows takes so many of every matrix
 MOST_ROWS: Final = ROW_TOPS[-1]  # and so many where linear_tiles would leave the chip idle
-_ROW_PARTS: Final = 4  # kRowParts
+_ROW_PARTS: Final = 4  # kRowParts of a block with one slice
 _REGISTERS: Final = 65536  # of a multiprocessor
 _MOST_WARPS: Final = 24  # of a block
 _MOST_RESIDENT: Final = 40  # warps of a multiprocessor
@@ -127,15 +127,19 @@ def _most_sub_blocks(slices: int, sub_blocks: int) -> int:
 
 def _row_words_of_block(shape: RowsShape, weight: Packed) -> int:
     """Words of rows and their pairs."""
-    each = shape.mt * (shape.held * weight.sub_block // 2 + 16)
-    return _most_sub_blocks(shape.slices, weight.sub_blocks) * each
+    most = _most_sub_blocks(shape.slices, weight.sub_blocks)
+    apart = {64: 4, 32: 16, 16: 8}[weight.sub_block]  # kApart
+    words = most * weight.sub_block // 2
+    # Blocks with fewer sub-blocks may need more words between rows.
+    pitch = max(n + (apart - n) % 32 for n in (words, words - weight.sub_block // 2))
+    return shape.mt * (shape.held * pitch + 16 * most)
 
 
 def _shared_memory(shape: RowsShape, weight: Packed) -> int:
     """Barriers, the rings, sums, rows and their pairs. Bytes."""
     rings = shape.slices * shape.teams * shape.stages
     sets = shape.teams * shape.sets if shape.is_joined else 0
-    barriers = rings + shape.slices * _ROW_PARTS + sets
+    barriers = rings + (_ROW_PARTS if shape.slices == 1 else 1) + sets
     words = -(-barriers * 2 // 4) * 4 + sets * shape.set_words
     words += rings * shape.deep * shape.nt * weight.record_words
     return 4 * (words + _row_words_of_block(shape, weight))
