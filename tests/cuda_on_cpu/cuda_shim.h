@@ -190,6 +190,7 @@ inline void copy(const Copy& one) {
 inline void x1_copy16(void* to, const void* from) { copy({to, from, 16, nullptr}); }
 inline void x1_commit() {}
 template <int N> void x1_wait() { own->fibers[threadIdx.x].end_copies(); }
+inline void x1_copy16(unsigned to, const void* from) { x1_copy16((char*)own->memory + to, from); }
 inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)own->memory); }
 inline Turns& own_turns(unsigned at) { return *(Turns*)((char*)own->memory + at); }
 inline void x1_make_barriers(unsigned at, int count, int, int lane) {

@@ -28,9 +28,11 @@ __device__ __forceinline__ unsigned x1_fma_halves(unsigned a, unsigned b, unsign
 }
 
 // Asynchronous copies of 16 bytes to shared memory, in groups.
+__device__ __forceinline__ void x1_copy16(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
+}
 __device__ __forceinline__ void x1_copy16(void* to, const void* from) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from) : "memory");
+  x1_copy16((unsigned)__cvta_generic_to_shared(to), from);
 }
 __device__ __forceinline__ void x1_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 template <int N>

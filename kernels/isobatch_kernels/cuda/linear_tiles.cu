@@ -5,7 +5,7 @@
 // @kernel linear_tiles
 // @constants SB B ST WT RP STAGES LOGIT
 // As linear_rows. Blocks (ceil(M/(32*RP)), ceil(tiles/8)) of 32*RP*8/WT threads.
-X1_KERNEL __launch_bounds__(256 / WT * RP, 1) linear_tiles(const unsigned* w, const fp16* q, const float* ds, const float* bias,
+X1_KERNEL __launch_bounds__(256 / WT * RP, 512 / (256 / WT * RP)) linear_tiles(const unsigned* w, const fp16* q, const float* ds, const float* bias,
                                                       const float* residual, float* y, int M, int K, int N, int stride,
                                                       int padded) {
   using R = Record<SB, B, ST>;
@@ -19,23 +19,42 @@ X1_KERNEL __launch_bounds__(256 / WT * RP, 1) linear_tiles(const unsigned* w, co
   x1_let_next_begin();
   x1_after_previous();
 
+  // What a thread copies of every stage: pieces of 16 bytes of weights and of rows, and the pairs of two rows. Where they come
+  // from, in bytes, changes from one stage to the next by the same step for all.
+  constexpr int kThreads = 256 / WT * RP, kPieces = B / 8;  // pieces of a row
+  constexpr int kOfWeights = (kWeights / 4 + kThreads - 1) / kThreads, kOfRows = kRows * kPieces / kThreads;
+  static_assert(kRows * kPieces % kThreads == 0 && kThreads % kPieces == 0, "every thread has as many pieces of rows");
+  unsigned own_weights[kOfWeights], own_rows[kOfRows];
+#pragma unroll
+  for (int i = 0; i < kOfWeights; i++) {
+    const int c = threadIdx.x + i * kThreads, tile = c / (R::kWords / 4), part = c % (R::kWords / 4);
+    own_weights[i] = min(tile0 + tile, tiles - 1) * (unsigned)NB * (R::kWords * 4) + part * 16;
+  }
+#pragma unroll
+  for (int i = 0; i < kOfRows; i++) {
+    const int c = threadIdx.x + i * kThreads, m = c / kPieces, part = c % kPieces;
+    own_rows[i] = min(m0 + m, M - 1) * (unsigned)K * 2 + part * 16;
+  }
+  const unsigned own_pairs = min(m0 + 2 * (int)threadIdx.x, padded - 2) * 8;
+  const unsigned to_weights = x1_shared_address(ring) + threadIdx.x * 16;
+  const unsigned to_rows = x1_shared_address(ring + kWeights) + (threadIdx.x / kPieces * kRowWords + threadIdx.x % kPieces * 4) * 4;
+  const char *weights = reinterpret_cast<const char*>(w), *some = reinterpret_cast<const char*>(q);
+  const char* some_pairs = reinterpret_cast<const char*>(ds);
   auto request = [&](int j, int stage) {
     if (j < NB) {
-      unsigned* to = ring + stage * kStage;
-      for (int c = threadIdx.x; c < kWeights / 4; c += blockDim.x) {
-        const int tile = c / (R::kWords / 4), part = c % (R::kWords / 4);
-        x1_copy16(to + 4 * c, w + ((size_t)min(tile0 + tile, tiles - 1) * NB + j) * R::kWords + 4 * part);
+      const unsigned to = stage * kStage * 4;
+#pragma unroll
+      for (int i = 0; i < kOfWeights; i++) {
+        if (threadIdx.x + i * kThreads < kWeights / 4) x1_copy16(to_weights + to + i * kThreads * 16, weights + own_weights[i]);
       }
-      constexpr int kPieces = B / 8;  // of 16 bytes in a row
-      for (int c = threadIdx.x; c < kRows * kPieces; c += blockDim.x) {
-        const int m = c / kPieces, part = c % kPieces;
-        const fp16* from = q + (size_t)min(m0 + m, M - 1) * K + j * B + part * 8;
-        x1_copy16(to + kWeights + m * kRowWords + part * 4, from);
+#pragma unroll
+      for (int i = 0; i < kOfRows; i++) {
+        x1_copy16(to_rows + to + i * (kThreads / kPieces * kRowWords * 4), some + own_rows[i]);
       }
-      for (int c = threadIdx.x; c < kRows / 2; c += blockDim.x) {
-        const int m = min(m0 + 2 * c, padded - 2);
-        x1_copy16(to + kWeights + kActivations + 4 * c, ds + ((size_t)j * padded + m) * 2);
-      }
+      if (threadIdx.x < kRows / 2) x1_copy16(to_weights + to + (kWeights + kActivations) * 4, some_pairs + own_pairs);
+      weights += R::kWords * 4;
+      some += B * 2;
+      some_pairs += (size_t)padded * 8;
     }
     x1_commit();
   };
