@@ -35,7 +35,8 @@ X1_KERNEL __launch_bounds__(256) attention_prefill(const float* queries, const i
   }
   float* query = reinterpret_cast<float*>(shared) + warp * 8 * (D + kChunk);  // [8][D]
   float* weights = query + 8 * D;                                             // [256][8]
-  const int count = min(counts[blockIdx.y] - warp * 8, 8), token = begins[blockIdx.y] + warp * 8;
+  // The last parts of a sequence see the most keys, so they come first.
+  const int of_all = parts - 1 - blockIdx.y, count = min(counts[of_all] - warp * 8, 8), token = begins[of_all] + warp * 8;
   if (count <= 0) return;
   const int low = positions[token], high = low + count - 1;
   const int* table = tables + (size_t)rows[token] * width;
@@ -59,10 +60,15 @@ X1_KERNEL __launch_bounds__(256) attention_prefill(const float* queries, const i
 #pragma unroll
       for (int r = 0; r < 8; r++) s[r][i] = s[r][i + 1] = 0.0f;
       if (start + 32 * i > high) continue;
+      // The next part of the keys is on its way while one is multiplied.
+      uint4 next0 = *reinterpret_cast<const uint4*>(key0), next1 = *reinterpret_cast<const uint4*>(key1);
 #pragma unroll 2
       for (int d = 0; d < D; d += 8) {
-        const uint4 raw0 = *reinterpret_cast<const uint4*>(key0 + d * kSlots);
-        const uint4 raw1 = *reinterpret_cast<const uint4*>(key1 + d * kSlots);
+        const uint4 raw0 = next0, raw1 = next1;
+        if (d + 8 < D) {
+          next0 = *reinterpret_cast<const uint4*>(key0 + (d + 8) * kSlots);
+          next1 = *reinterpret_cast<const uint4*>(key1 + (d + 8) * kSlots);
+        }
         const fp16 *k0 = reinterpret_cast<const fp16*>(&raw0), *k1 = reinterpret_cast<const fp16*>(&raw1);
 #pragma unroll
         for (int part = 0; part < 8; part += 4) {
@@ -116,10 +122,9 @@ X1_KERNEL __launch_bounds__(256) attention_prefill(const float* queries, const i
 #pragma unroll
       for (int e = 0; e < kEach; e++) part[r][e] = 0.0f;
     }
-    const int from = max(start, first_of_all), to = min(start + kChunk, high + 1);
-#pragma unroll 4
-    for (int j = from; j < to; j++) {
-      const fp16* value = values + (((size_t)table[j / kSlots] * KV_HEADS + kv_head) * kSlots + j % kSlots) * D + lane * kEach;
+    const int to = min(start + kChunk, high + 1);
+    const fp16* value = nullptr;
+    auto add = [&](int j) {
       float v[kEach];
       if (D == 128) {
         const uint2 raw = *reinterpret_cast<const uint2*>(value);
@@ -138,6 +143,19 @@ X1_KERNEL __launch_bounds__(256) attention_prefill(const float* queries, const i
 #pragma unroll
         for (int e = 0; e < kEach; e++) part[r][e] = x1_fma(p[r], v[e], part[r][e]);
       }
+      value += D;
+    };
+    // One cache block after the other, nearly always a whole one.
+    for (int j = max(start, first_of_all); j < to;) {
+      const int stop = min(to, (j / kSlots + 1) * kSlots);
+      value = values + (((size_t)table[j / kSlots] * KV_HEADS + kv_head) * kSlots + j % kSlots) * D + lane * kEach;
+      if (stop - j == kSlots) {
+#pragma unroll
+        for (int k = 0; k < kSlots; k++) add(j + k);
+        j = stop;
+      }
+#pragma unroll 1
+      for (; j < stop; j++) add(j);
     }
 #pragma unroll
     for (int r = 0; r < 8; r++) {

@@ -22,8 +22,8 @@ X1_KERNEL __launch_bounds__(256 / WT * RP, 512 / (256 / WT * RP)) linear_tiles(c
   // What a thread copies of every stage: pieces of 16 bytes of weights and of rows, and the pairs of two rows. Where they come
   // from, in bytes, changes from one stage to the next by the same step for all.
   constexpr int kThreads = 256 / WT * RP, kPieces = B / 8;  // pieces of a row
-  constexpr int kOfWeights = (kWeights / 4 + kThreads - 1) / kThreads, kOfRows = kRows * kPieces / kThreads;
-  static_assert(kRows * kPieces % kThreads == 0 && kThreads % kPieces == 0, "every thread has as many pieces of rows");
+  constexpr int kOfWeights = (kWeights / 4 + kThreads - 1) / kThreads, kOfRows = (kRows * kPieces + kThreads - 1) / kThreads;
+  static_assert(kThreads % kPieces == 0, "a thread's pieces of rows are as many rows apart");
   unsigned own_weights[kOfWeights], own_rows[kOfRows];
 #pragma unroll
   for (int i = 0; i < kOfWeights; i++) {
@@ -49,6 +49,7 @@ X1_KERNEL __launch_bounds__(256 / WT * RP, 512 / (256 / WT * RP)) linear_tiles(c
       }
 #pragma unroll
       for (int i = 0; i < kOfRows; i++) {
+        if (threadIdx.x + i * kThreads >= kRows * kPieces) continue;
         x1_copy16(to_rows + to + i * (kThreads / kPieces * kRowWords * 4), some + own_rows[i]);
       }
       if (threadIdx.x < kRows / 2) x1_copy16(to_weights + to + (kWeights + kActivations) * 4, some_pairs + own_pairs);
