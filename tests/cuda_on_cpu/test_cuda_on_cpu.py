@@ -132,7 +132,11 @@ def program() -> Program:
 
 
 def test_a_whole_backend(program: Program, device: EmulatedDevice) -> None:
-    """A long row and a short one, then single tokens, one of them over two chunks."""
+    """A long row and a short one, then single tokens, one of them over two chunks.
+
+    On a chip so small that the first step has more rows than it has multiprocessors.
+    """
+    device.chip = replace(device.chip, multiprocessors=8)
     cpu = CpuBackend(program, CpuLimits(40, 16, 4, 300, num_threads=1), unit="reference")
     gpu = cuda_backend.CudaBackend(program, cuda_backend.CudaLimits(40, 16, 4, 300), device)
     far = replace(_step([1, 1], [270, 3], 5))

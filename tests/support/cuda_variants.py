@@ -58,7 +58,10 @@ VARIANTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
     "pack_quantized": ({**_B64, "BITS": 4}, {"SB": 8, "B": 32, "ST": 2, "BITS": 5}),
     "quantize": ({"A": 64, "HALVES": 0}, {"A": 32, "HALVES": 1}),
     "gate_quantize": ({"A": 64, "HALVES": 0},),
-    "norm_quantize": ({"A": 64, "HALVES": 0}, {"A": 32, "HALVES": 1}),
+    "norm_quantize": (
+        {"A": 64, "HALVES": 0, "WARPS": 32},
+        {"A": 32, "HALVES": 1, "WARPS": 8},
+    ),
     "embed": (_B64, {"SB": 8, "B": 32, "ST": 2}),
     "embed_dense": ({"BFLOAT": 0}, {"BFLOAT": 1}),
     "rope_write_kv": ({**_MODEL, "INTERLEAVED": 0}, {**_MODEL, "INTERLEAVED": 1}),

@@ -166,6 +166,7 @@ class Launcher:
         op: int,
     ) -> None:
         """RMS norm of some rows of x (0: all), quantised; constants: fl(1/K), eps."""
+        warps = 32 if out.rows <= self.chip.multiprocessors else 8
         self.run(
             "norm_quantize",
             (1, out.rows, 1),
@@ -173,7 +174,8 @@ class Launcher:
                 *(x.address, weight, rows, out.q, out.ds, out.ds_half, flags),
                 *(out.rows, x.width, *constants, op),
             ],
-            out.constants,
+            {**out.constants, "WARPS": warps},
+            32 * warps,
         )
 
     def norm(

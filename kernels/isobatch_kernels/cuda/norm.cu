@@ -1,12 +1,13 @@
-// RMS norm (numerics.md section 4), with or without the quantiser behind it. A block of 256 threads makes a row.
+// RMS norm (numerics.md section 4), with or without the quantiser behind it. A block makes a row, its first 256 threads the
+// chains of squares.
 // @use quantize
 
-// The factor r of a row; `chains` is shared memory.
+// The factor r of a row, for all threads of the block, which are 256 or more; `chains` is shared memory.
 __device__ __forceinline__ float norm_factor(const float* x, int K, float inverse, float epsilon,
                                              float (&chains)[256]) {
   const int l = threadIdx.x;
   float c = 0.0f;
-  for (int base = l; base < K; base += 16 * 256) {
+  for (int base = l; base < K && l < 256; base += 16 * 256) {
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) v[i] = base + 256 * i < K ? x[base + 256 * i] : 0.0f;
@@ -16,7 +17,7 @@ __device__ __forceinline__ float norm_factor(const float* x, int K, float invers
       if (base + 256 * i < K) c = x1_fma(flushed, flushed, c);
     }
   }
-  chains[l] = c;
+  if (l < 256) chains[l] = c;
   __syncthreads();
   float v[8];
 #pragma unroll
@@ -26,14 +27,15 @@ __device__ __forceinline__ float norm_factor(const float* x, int K, float invers
 }
 
 // @kernel norm_quantize
-// @constants A HALVES
-// x (T, K); rows (M): which rows of x, null for 0, 1, 2, ..; inverse: fl(1/K). Blocks (1, M) of 256.
-X1_KERNEL __launch_bounds__(256) norm_quantize(const float* x, const float* weight, const int* rows, fp16* q, float* ds,
+// @constants A HALVES WARPS
+// x (T, K); rows (M): which rows of x, null for 0, 1, 2, ..; inverse: fl(1/K). Blocks (1, M) of 32*WARPS: the more warps, the
+// sooner a row is made, and the fewer rows at a time.
+X1_KERNEL __launch_bounds__(32 * WARPS) norm_quantize(const float* x, const float* weight, const int* rows, fp16* q, float* ds,
                                                float* ds_half, unsigned* flags, int M, int K, float inverse, float epsilon,
                                                int op) {
   __shared__ float chains[256];
   const int lane = threadIdx.x & 31, row = blockIdx.y;
-  constexpr int kEach = A / 32, kAtOnce = 8;
+  constexpr int kEach = A / 32, kAtOnce = 64 / WARPS;
   // What the second pass needs is on its way during the first, and the weights before the previous launch ends.
   float values[kAtOnce][kEach], weights[kAtOnce][kEach];
   auto load = [&](const float* from, int base, float(&to)[kAtOnce][kEach]) {
@@ -41,7 +43,7 @@ X1_KERNEL __launch_bounds__(256) norm_quantize(const float* x, const float* weig
     for (int i = 0; i < kAtOnce; i++) {
 #pragma unroll
       for (int e = 0; e < kEach; e++) {
-        const int k = (base + 8 * i) * A + lane * kEach + e;
+        const int k = (base + WARPS * i) * A + lane * kEach + e;
         to[i][e] = k < K ? from[k] : 0.0f;
       }
     }
@@ -56,14 +58,14 @@ X1_KERNEL __launch_bounds__(256) norm_quantize(const float* x, const float* weig
   const BlockWriter<A, HALVES> writer{q, ds, ds_half, (M + 7) / 8 * 8};
   bool finite = true;
   const int blocks = (K + A - 1) / A;
-  for (int base = threadIdx.x >> 5; base < blocks; base += 8 * kAtOnce) {
-    if (base >= 8) {
+  for (int base = threadIdx.x >> 5; base < blocks; base += WARPS * kAtOnce) {
+    if (base >= WARPS) {
       load(weight, base, weights);
       load(from, base, values);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
-      const int block = base + 8 * i;
+      const int block = base + WARPS * i;
       if (block >= blocks) break;
       float v[kEach];
 #pragma unroll
