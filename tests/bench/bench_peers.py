@@ -5,8 +5,8 @@
     make bench-peers BENCH_ARGS="--publish --realtime"
 
 llama.cpp is built once, from the source inside llama-cpp-python, in .venv-bench; that takes some
-minutes. Figures go to bench-results/; --publish also writes docs/measurements/peers-CPU.json,
-docs/peers.md and docs/images/peers.svg.
+minutes. Figures go to bench-results/; --publish also writes docs/measurements/peers-CPU.json, and
+docs/peers.md and its images for every machine that has such a file.
 """
 
 from __future__ import annotations

@@ -33,46 +33,58 @@ def curves(rows: Sequence[Row]) -> dict[str, dict[int, Sequence[float]]]:
     return found
 
 
-def page(report: Mapping[str, Any], rows: Sequence[Row], figures: str, picture: str) -> str:
-    """The Markdown page."""
+def _section(report: Mapping[str, Any], figures: str, picture: str) -> str:
+    """One machine: what was measured on it, and its tables."""
     machine, settings = report["machine"], report["settings"]
     versions = "\n".join(f"- {name}: {text}" for name, text in report["versions"].items())
     notes = "\n".join(f"- {note}" for note in report["notes"])
-    return f"""# Beside llama.cpp on the same machine
+    rows = [Row.from_json(row) for row in report["rows"]]
+    return f"""## {machine["processor"]}
 
-Written by `make bench-peers BENCH_ARGS=--publish`; do not edit. All figures:
-[{figures}]({figures}).
+![Throughput over concurrency on {machine["processor"]}]({picture})
 
-![Throughput over concurrency]({picture})
-
-{machine["processor"]}, {machine["cores"]} cores, {machine["system"]}; {report["date"]}.
+{machine["cores"]} cores, {machine["system"]}; {report["date"]}; {settings["rounds"]} rounds,
+{settings["threads"]} compute threads each, {settings["tokens"]} tokens a stream. All figures: [{figures}]({figures}).
 
 {versions}
 
 {notes}
 
-Both sides ran in turn (ours, theirs, ours, theirs, ...), {settings["rounds"]} rounds, with
-{settings["threads"]} compute threads each, the same file and the same token ids as prompts (new in
-every round, so that no cache helps), greedy, {settings["tokens"]} tokens a stream. Ours was loaded
-through scheduler, executor and SDK, llama-server through streamed HTTP; each load generator was a
-process of its own. A ratio above 1 means that isobatch is ahead; the rounds are in the order in
-which they were measured. isobatch computes with 12-bit activations and gives every request the same
-bits at any concurrency; llama.cpp computes with 8-bit activations.
-
 {markdown(rows)}"""
 
 
+def page(sections: Sequence[str]) -> str:
+    """The Markdown page."""
+    return f"""# Beside llama.cpp on the same machine
+
+Written by `make bench-peers BENCH_ARGS=--publish`; do not edit. Machines are in the order of
+measurement, the last one first.
+
+Both sides ran in turn (ours, theirs, ours, theirs, ...) with the same file and the same token ids as
+prompts (new in every round, so that no cache helps), greedy. Ours was loaded through scheduler,
+executor and SDK, llama-server through streamed HTTP; each load generator was a process of its own. A
+ratio above 1 means that isobatch is ahead; the rounds are in the order in which they were measured.
+isobatch computes with 12-bit activations and gives every request the same bits at any concurrency;
+llama.cpp computes with 8-bit activations.
+
+{chr(10).join(sections)}"""
+
+
 def publish(report: Mapping[str, Any], docs: Path) -> list[Path]:
-    """Writes docs/measurements/peers-CPU.json, docs/peers.md and docs/images/peers.svg."""
-    rows = [Row.from_json(row) for row in report["rows"]]
-    name = slug(report["machine"]["processor"])
-    figures = docs / "measurements" / f"peers-{name}.json"
-    picture = docs / "images" / "peers.svg"
+    """Writes docs/measurements/peers-CPU.json, and docs/peers.md with images of all machines."""
+    measurements = docs / "measurements"
+    measurements.mkdir(parents=True, exist_ok=True)
+    own = measurements / f"peers-{slug(report['machine']['processor'])}.json"
+    own.write_text(json.dumps(report, indent=1) + "\n")
+    written, sections = [own], []
+    found = {path: json.loads(path.read_text()) for path in measurements.glob("peers-*.json")}
+    for path, one in sorted(found.items(), key=lambda item: item[1]["date"], reverse=True):
+        picture = docs / "images" / f"{path.stem}.svg"
+        title = f"{one['model']} on {one['machine']['processor']}"
+        draw(curves([Row.from_json(row) for row in one["rows"]]), title, picture)
+        relative = [str(file.relative_to(docs)) for file in (path, picture)]
+        sections.append(_section(one, *relative))
+        written.append(picture)
     text = docs / "peers.md"
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    figures.write_text(json.dumps(report, indent=1) + "\n")
-    title = f"{report['model']} on {report['machine']['processor']}"
-    draw(curves(rows), title, picture)
-    relative = [str(path.relative_to(docs)) for path in (figures, picture)]
-    text.write_text(page(report, rows, *relative))
-    return [figures, picture, text]
+    text.write_text(page(sections))
+    return [*written, text]

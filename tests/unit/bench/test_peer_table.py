@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.bench.peers.build import with_barrier
 from tests.bench.peers.figures import figures
 from tests.bench.peers.load_llama import arrivals_of
 from tests.bench.peers.prompts import Load, short_text
-from tests.bench.peers.publish import DECODE, SERVING, curves, slug
+from tests.bench.peers.publish import DECODE, SERVING, curves, publish, slug
 from tests.bench.peers.table import Row, markdown, number, plain, worst_fall
 
 
@@ -119,3 +122,31 @@ def test_curves_of_the_picture() -> None:
         "peer, decode only": {16: (1.5,)},
     }
     assert slug("AMD EPYC (7R13) @ 2 GHz") == "amd-epyc-7r13-2-ghz"
+
+
+def report(processor: str, date: str, ours: float) -> dict[str, Any]:
+    row = rate_row((ours,), (100.0,))
+    return {
+        "date": date,
+        "machine": {"processor": processor, "cores": 2, "system": "Linux"},
+        "model": "model.gguf",
+        "versions": {"isobatch": "commit abc"},
+        "settings": {"rounds": 1, "threads": 2, "tokens": 8},
+        "notes": ["a note"],
+        "rows": [row.to_json()],
+    }
+
+
+def test_a_machine_more_leaves_the_others(tmp_path: Path) -> None:
+    publish(report("First CPU", "2026-01-01 00:00 UTC", 150.0), tmp_path)
+    publish(report("Second CPU", "2026-02-01 00:00 UTC", 250.0), tmp_path)
+    publish(report("First CPU", "2026-03-01 00:00 UTC", 350.0), tmp_path)
+    text = (tmp_path / "peers.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["## First CPU", "## Second CPU"]
+    assert "**3.50x**" in text
+    assert "**2.50x**" in text
+    assert "**1.50x**" not in text
+    for name in ("first-cpu", "second-cpu"):
+        assert (tmp_path / "images" / f"peers-{name}.svg").stat().st_size > 1000
+        assert f"(images/peers-{name}.svg)" in text
