@@ -44,7 +44,8 @@ def _section(report: Mapping[str, Any], figures: str, picture: str) -> str:
 ![Throughput over concurrency on {machine["processor"]}]({picture})
 
 {machine["cores"]} cores, {machine["system"]}; {report["date"]}; {settings["rounds"]} rounds,
-{settings["threads"]} compute threads each, {settings["tokens"]} tokens a stream. All figures: [{figures}]({figures}).
+{settings["threads"]} compute threads each, {settings["tokens"]} tokens a stream. All figures:
+[{figures}]({figures}).
 
 {versions}
 
@@ -60,12 +61,12 @@ def page(sections: Sequence[str]) -> str:
 Written by `make bench-peers BENCH_ARGS=--publish`; do not edit. Machines are in the order of
 measurement, the last one first.
 
-Both sides ran in turn (ours, theirs, ours, theirs, ...) with the same file and the same token ids as
-prompts (new in every round, so that no cache helps), greedy. Ours was loaded through scheduler,
-executor and SDK, llama-server through streamed HTTP; each load generator was a process of its own. A
-ratio above 1 means that isobatch is ahead; the rounds are in the order in which they were measured.
-isobatch computes with 12-bit activations and gives every request the same bits at any concurrency;
-llama.cpp computes with 8-bit activations.
+Both sides ran in turn (ours, theirs, ours, theirs, ...) with the same file and the same token ids
+as prompts (new in every round, so that no cache helps), greedy. Ours was loaded through scheduler,
+executor and SDK, llama-server through streamed HTTP; each load generator was a process of its own.
+A ratio above 1 means that isobatch is ahead; the rounds are in the order in which they were
+measured. isobatch computes with 12-bit activations and gives every request the same bits at any
+concurrency; llama.cpp computes with 8-bit activations.
 
 {chr(10).join(sections)}"""
 
