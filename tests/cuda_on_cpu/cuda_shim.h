@@ -252,7 +252,6 @@ template <int CLUSTER> void x1_have_left(unsigned meeting, int lane) {
     own_turns(meeting).end_if_complete();
   }
 }
-inline void x1_wait_for_sums(unsigned meeting, unsigned parity) { x1_wait_for(meeting, parity); }
 template <int CLUSTER> void x1_expect_sums(unsigned meeting, int bytes, int lane) {
   if (CLUSTER > 1) x1_expect(meeting, bytes, lane);
 }

@@ -50,9 +50,9 @@ VARIANTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
         {"SB": 8, "B": 64, "ST": 2, **_rows(2, 2, 8, 1, 8, logit=1)},
     ),
     "linear_tiles": (
-        {**_B64, "WT": 4, "RP": 4, "STAGES": 4, "LOGIT": 0},
+        {**_B64, "WT": 1, "RP": 1, "STAGES": 4, "LOGIT": 0},
         {**_B64, "WT": 2, "RP": 2, "STAGES": 4, "LOGIT": 0},
-        {"SB": 4, "B": 32, "ST": 0, "WT": 4, "RP": 4, "STAGES": 4, "LOGIT": 0},
+        {"SB": 4, "B": 32, "ST": 0, "WT": 2, "RP": 1, "STAGES": 4, "LOGIT": 0},
         {"SB": 8, "B": 32, "ST": 2, "WT": 2, "RP": 2, "STAGES": 4, "LOGIT": 1},
     ),
     "pack_quantized": ({**_B64, "BITS": 4}, {"SB": 8, "B": 32, "ST": 2, "BITS": 5}),

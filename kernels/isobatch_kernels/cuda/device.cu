@@ -40,8 +40,9 @@ __device__ __forceinline__ void x1_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
-// Copies of a warp to shared memory that one barrier waits for: 16-byte pieces, by one lane where there is a copy engine. `from`
-// and `to` are a warp's; a barrier is 8 bytes. With several `warps`, each arrives; the bytes of all are expected once.
+// Copies of warps to shared memory that one barrier waits for: 16-byte pieces, by one lane where there is a copy engine. `from`
+// and `to` are the same in all lanes; a barrier is 8 bytes. Each of `warps` calls x1_arrive once, after its last copy, and one
+// calls x1_expect with the bytes of all, perhaps after copies have ended: with a copy engine that call alone is an arrival.
 __device__ __forceinline__ unsigned x1_shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
 __device__ __forceinline__ void x1_make_barriers(unsigned barriers, int count, int warps, int lane) {
 #if __CUDA_ARCH__ >= 900
@@ -172,7 +173,6 @@ __device__ __forceinline__ void x1_have_left(unsigned meeting, int lane) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(meeting) : "memory");
   }
 }
-__device__ __forceinline__ void x1_wait_for_sums(unsigned meeting, unsigned parity) { x1_wait_for(meeting, parity); }
 // The next turn's, by one warp of a block.
 template <int CLUSTER>
 __device__ __forceinline__ void x1_expect_sums(unsigned meeting, int bytes, int lane) {

@@ -166,17 +166,19 @@ class Launcher:
         op: int,
     ) -> None:
         """RMS norm of some rows of x (0: all), quantised; constants: fl(1/K), eps."""
-        warps = 32 if out.rows <= self.chip.multiprocessors else 8
-        self.run(
-            "norm_quantize",
-            (1, out.rows, 1),
-            [
-                *(x.address, weight, rows, out.q, out.ds, out.ds_half, flags),
-                *(out.rows, x.width, *constants, op),
-            ],
-            {**out.constants, "WARPS": warps},
-            32 * warps,
-        )
+        own = 32 if out.rows <= self.chip.multiprocessors else 8
+        # All are collected, so that no step with other rows has to wait for a compiler.
+        for warps in (own,) if self.collected is None else (8, 32):
+            self.run(
+                "norm_quantize",
+                (1, out.rows, 1),
+                [
+                    *(x.address, weight, rows, out.q, out.ds, out.ds_half, flags),
+                    *(out.rows, x.width, *constants, op),
+                ],
+                {**out.constants, "WARPS": warps},
+                32 * warps,
+            )
 
     def norm(
         self, x: Rows, weight: int, constants: tuple[float, float], rows: int, out: Rows

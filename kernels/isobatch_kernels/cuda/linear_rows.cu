@@ -1,9 +1,10 @@
 // Linear layers for few rows, bound by the weights' way from memory. A warp has one slice of K and NT tiles of 16 outputs at a
 // time, and streams its records through a ring of asynchronous copies. A block holds the rows of its slices in shared memory, so
-// rows are read once for all its outputs; the warps of a slice begin when the first of them have come. A team are the eight
-// warps, of one block or of a cluster's, that have the same tiles: each leaves a part of its sums with every block of the
-// cluster, goes on with the next tiles, and adds the part of its own block when all eight have come. Where there are no clusters
-// and a block has not all slices, each warp leaves its sums in memory, and the last one of the eight adds them.
+// rows are read once for all its outputs. The copy engine brings them row by row; a block with one slice gets them in four parts
+// and begins with the first. A team are the eight warps, of one block or of a cluster's, that have the same tiles: each leaves a
+// part of its sums with every block of the cluster, goes on with the next tiles, and then adds its share of its own block's part;
+// where that is less than a warp for each, the warps take turns. Where there are no clusters and a block has not all slices, each
+// warp leaves its sums in memory, and the last one of the eight adds them.
 // @use weights
 
 // The sum of slices in their order; `apart` floats from one to the next.
@@ -13,7 +14,7 @@ __device__ __forceinline__ float x1_add_slices(const float* parts, int apart) {
   for (int s = 1; s < kSlices; s++) total = x1_add(total, parts[s * apart]);
   return total;
 }
-// The same with fewer blocks than slices: some of these are empty, and skipped.
+// The same with fewer sub-blocks than slices: some of these are empty, and skipped.
 __device__ __forceinline__ float x1_add_some_slices(const float* parts, int apart, int NB) {
   float total = 0.0f;
   bool is_first = true;
@@ -50,7 +51,8 @@ struct Finish {
 // 1 where every team has one group of tiles at most, else 2. DEEP: records of a tile in a stage of the ring. partials: room for
 // (row tiles, groups of NT tiles, 8, NT*MT, 32) float4; arrived: a zero for each of (row tiles, groups), and zero again
 // afterwards; both are for sums that go through memory.
-// Blocks (ceil(M/(8*MT)), any, 8/SLICES) of 32*SLICES*TEAMS, RESIDENT of them on a multiprocessor, in clusters along z.
+// Blocks (ceil(M/(8*MT)), y, 8/SLICES) of 32*SLICES*TEAMS, RESIDENT of them on a multiprocessor, in clusters along z. Each has a
+// group of tiles at least, so (y - 1)*TEAMS is less than there are: a block without one would end while its rows still come.
 X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
     const unsigned* w, const fp16* q, const float* ds, const float* bias, const float* residual, float* y, float4* partials,
     unsigned* arrived, int M, int K, int N, int stride, int padded) {
@@ -64,7 +66,7 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   constexpr bool kJoined = SLICES * CLUSTER == kSlices;
   constexpr int kOwn = 32 / CLUSTER, kLane = kSpread ? 2 : 4;  // lanes whose sums a block adds, and how many each has
   constexpr int kPart = NT * MT * kOwn * kLane, kSet = kSlices * kPart;
-  // Where rows begin in shared memory, in words and modulo 32: lanes that load operands of neighbouring rows meet in no bank.
+  // How far apart rows lie in shared memory, in words modulo 32: lanes that load operands of neighbouring rows meet in no bank.
   constexpr int kApart = B == 64 ? 4 : B == 32 ? 16 : 8;
   X1_DYNAMIC_SHARED;
   const int NB = K / B, m0 = blockIdx.x * MT * 8, held = min(M - m0, MT * 8);
@@ -76,7 +78,8 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   const int first = x1_slice_begin(blockIdx.z * SLICES, NB), count = x1_slice_begin((blockIdx.z + 1) * SLICES, NB) - first;
   const int last_tile = (N + 15) / 16 - 1, groups = last_tile / NT + 1, step = gridDim.y * TEAMS;
   const size_t tile_words = (size_t)NB * R::kWords;
-  // Long rows come in parts, and multiplication begins with the first.
+  // Long rows of a block with one slice come in parts, and multiplication begins with the first. With more slices all come at
+  // once.
   constexpr int kRowParts = SLICES == 1 ? 4 : 1;
   const int parts = length >= 4 * kRowParts ? kRowParts : 1;
   // Barriers of the rings, of the rows, of the sums; the rings; sums (TEAMS, SETS, 8, parts); rows (MT, HELD, `pitch` words); their
@@ -126,28 +129,29 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   x1_barriers_made<CLUSTER>();
   x1_after_previous();
   {
-    // The warps ask for rows by turns. Pairs of all rows lie together where a block has all rows.
+    // The warps ask for rows by turns. Where a block's tiles are all of the padded rows, its pairs are one run of memory, else one
+    // for each sub-block.
     const unsigned row_address = x1_shared_address(rows), pair_address = x1_shared_address(pairs);
     const int pair_bytes = min(MT * 8, padded - m0) * 8;
 #pragma unroll 1
     for (int part = 0; part < parts; part++) {
-      const int from = part * count / parts, run = (part + 1) * count / parts - from, bytes = run * B * 2;
+      const int begin_of_part = part * count / parts, run = (part + 1) * count / parts - begin_of_part, bytes = run * B * 2;
       const unsigned barrier = row_barriers + 8 * part;
       if (warp == 0) x1_expect(barrier, held * bytes + run * pair_bytes, lane);
       if (run == 0) continue;  // a slice that is empty, whose rows nobody waits for
 #pragma unroll 1
       for (int m = warp; m < held; m += kWarps) {
-        const unsigned at = row_address + 4 * (m * pitch + from * (B / 2));
-        x1_copy_run(at, q + (size_t)(m0 + m) * K + (size_t)(first + from) * B, bytes, barrier, lane);
+        const unsigned at = row_address + 4 * (m * pitch + begin_of_part * (B / 2));
+        x1_copy_run(at, q + (size_t)(m0 + m) * K + (size_t)(first + begin_of_part) * B, bytes, barrier, lane);
       }
-      const float* these = ds + ((size_t)(first + from) * padded + m0) * 2;
-      const unsigned to = pair_address + from * MT * 64;
+      const float* these = ds + ((size_t)(first + begin_of_part) * padded + m0) * 2;
+      const unsigned to_pairs = pair_address + begin_of_part * MT * 64;
       if (padded == MT * 8) {
-        if (warp == kWarps - 1) x1_copy_run(to, these, run * pair_bytes, barrier, lane);
+        if (warp == kWarps - 1) x1_copy_run(to_pairs, these, run * pair_bytes, barrier, lane);
       } else {
 #pragma unroll 1
         for (int j = warp; j < run; j += kWarps) {
-          x1_copy_run(to + j * MT * 64, these + (size_t)j * padded * 2, pair_bytes, barrier, lane);
+          x1_copy_run(to_pairs + j * MT * 64, these + (size_t)j * padded * 2, pair_bytes, barrier, lane);
         }
       }
       x1_arrive(barrier);
@@ -240,7 +244,7 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
   auto join = [&](unsigned turn, int group) {
     const unsigned set = turn % SETS, unit = (warp + (kAdding < SLICES ? turn : 0)) % SLICES, i = unit * 32 + lane;
     if (unit >= kAdding) {
-      x1_wait_for_sums(meetings + 8 * set, turn / SETS & 1);
+      x1_wait_for(meetings + 8 * set, turn / SETS & 1);
       return;
     }
     if (kAdding < SLICES) take_place(i);
@@ -254,16 +258,16 @@ X1_KERNEL __launch_bounds__(32 * SLICES * TEAMS, RESIDENT) linear_rows(
       const bool wanted = i + k * 32 * SLICES < kPart && m + down < held && n + right < N;
       finish[k].aim(wanted, n + right, at + (size_t)down * stride + right, bias, residual);
     }
-    x1_wait_for_sums(meetings + 8 * set, turn / SETS & 1);
+    x1_wait_for(meetings + 8 * set, turn / SETS & 1);
     if (unit == 0) x1_expect_sums<CLUSTER>(meetings + 8 * set, 4 * kSet, lane);
-    const float* parts = sums + set * kSet + i;
+    const float* own_sums = sums + set * kSet + i;
     float totals[kEach];
     if (NB >= kSlices) {
 #pragma unroll
-      for (int k = 0; k < kEach; k++) totals[k] = x1_add_slices(parts + k * 32 * SLICES, kPart);
+      for (int k = 0; k < kEach; k++) totals[k] = x1_add_slices(own_sums + k * 32 * SLICES, kPart);
     } else {
 #pragma unroll
-      for (int k = 0; k < kEach; k++) totals[k] = x1_add_some_slices(parts + k * 32 * SLICES, kPart, NB);
+      for (int k = 0; k < kEach; k++) totals[k] = x1_add_some_slices(own_sums + k * 32 * SLICES, kPart, NB);
     }
 #pragma unroll
     for (int k = 0; k < kEach; k++) {

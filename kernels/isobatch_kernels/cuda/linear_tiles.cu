@@ -4,7 +4,8 @@
 
 // @kernel linear_tiles
 // @constants SB B ST WT RP STAGES LOGIT
-// As linear_rows. Blocks (ceil(M/(32*RP)), ceil(tiles/8)) of 32*RP*8/WT threads.
+// As linear_rows. Blocks (ceil(M/(32*RP)), ceil(tiles/8)) of 32*RP*8/WT threads, 512 of which a multiprocessor must be able to
+// have: 128 registers for each.
 X1_KERNEL __launch_bounds__(256 / WT * RP, 512 / (256 / WT * RP)) linear_tiles(const unsigned* w, const fp16* q, const float* ds, const float* bias,
                                                       const float* residual, float* y, int M, int K, int N, int stride,
                                                       int padded) {
@@ -20,7 +21,7 @@ X1_KERNEL __launch_bounds__(256 / WT * RP, 512 / (256 / WT * RP)) linear_tiles(c
   x1_after_previous();
 
   // What a thread copies of every stage: pieces of 16 bytes of weights and of rows, and the pairs of two rows. Where they come
-  // from, in bytes, changes from one stage to the next by the same step for all.
+  // from, in bytes from the block's first on, changes from one stage to the next by the same step for all.
   constexpr int kThreads = 256 / WT * RP, kPieces = B / 8;  // pieces of a row
   constexpr int kOfWeights = (kWeights / 4 + kThreads - 1) / kThreads, kOfRows = (kRows * kPieces + kThreads - 1) / kThreads;
   static_assert(kThreads % kPieces == 0, "a thread's pieces of rows are as many rows apart");
@@ -28,17 +29,18 @@ X1_KERNEL __launch_bounds__(256 / WT * RP, 512 / (256 / WT * RP)) linear_tiles(c
 #pragma unroll
   for (int i = 0; i < kOfWeights; i++) {
     const int c = threadIdx.x + i * kThreads, tile = c / (R::kWords / 4), part = c % (R::kWords / 4);
-    own_weights[i] = min(tile0 + tile, tiles - 1) * (unsigned)NB * (R::kWords * 4) + part * 16;
+    own_weights[i] = (min(tile0 + tile, tiles - 1) - tile0) * NB * (R::kWords * 4) + part * 16;
   }
 #pragma unroll
   for (int i = 0; i < kOfRows; i++) {
     const int c = threadIdx.x + i * kThreads, m = c / kPieces, part = c % kPieces;
-    own_rows[i] = min(m0 + m, M - 1) * (unsigned)K * 2 + part * 16;
+    own_rows[i] = (min(m0 + m, M - 1) - m0) * K * 2 + part * 16;
   }
   const unsigned own_pairs = min(m0 + 2 * (int)threadIdx.x, padded - 2) * 8;
   const unsigned to_weights = x1_shared_address(ring) + threadIdx.x * 16;
   const unsigned to_rows = x1_shared_address(ring + kWeights) + (threadIdx.x / kPieces * kRowWords + threadIdx.x % kPieces * 4) * 4;
-  const char *weights = reinterpret_cast<const char*>(w), *some = reinterpret_cast<const char*>(q);
+  const char* weights = reinterpret_cast<const char*>(w + (size_t)tile0 * NB * R::kWords);
+  const char* some = reinterpret_cast<const char*>(q + (size_t)m0 * K);
   const char* some_pairs = reinterpret_cast<const char*>(ds);
   auto request = [&](int j, int stage) {
     if (j < NB) {

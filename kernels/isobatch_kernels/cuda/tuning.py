@@ -216,7 +216,7 @@ def _can_run(shape: RowsShape, weight: Packed, chip: Chip) -> bool:
     warps = shape.slices * shape.teams
     if warps < 4 or (shape.teams > 1 and shape.blocks[1] == 1):
         return False
-    if warps * shape.resident > _MOST_RESIDENT or 32 * warps < shape.held * shape.mt:
+    if warps * shape.resident > _MOST_RESIDENT:
         return False
     limit = min(255, _REGISTERS // (shape.threads * shape.resident) // 8 * 8)
     if _registers(shape, weight) > limit:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from isobatch_kernels.cuda.device import Chip
-from isobatch_kernels.cuda.tuning import Sizes, choose_rows, choose_share, choose_tiles, takes_rows
+from isobatch_kernels.cuda.tuning import (
+    Sizes,
+    all_rows_shapes,
+    choose_rows,
+    choose_share,
+    choose_tiles,
+    takes_rows,
+)
 from isobatch_kernels.cuda.weights import affine, pack_dense, pack_quantized
 from isobatch_kernels.program import DenseType, DenseWeight, QuantizedWeight
 from isobatch_kernels.self_test import random_weight
@@ -183,3 +190,13 @@ def test_few_blocks_of_attention_have_few_heads() -> None:
     assert choose_share(7, 4, CHIP) == 1
     assert choose_share(7, 4000, CHIP) == 7
     assert choose_share(1, 4, CHIP) == 1
+
+
+@pytest.mark.parametrize("chip", [CHIP, OLDER])
+@pytest.mark.parametrize("tiles", [1, 13, 288])
+def test_every_block_has_tiles(tiles: int, chip: Chip) -> None:
+    """A block of linear_rows that had none would end while its rows still come."""
+    shapes = list(all_rows_shapes(16, Sizes(tiles, 144, 64, 56), chip))
+    assert shapes
+    for shape in shapes:
+        assert (shape.blocks[1] - 1) * shape.teams < -(-tiles // shape.nt), shape
