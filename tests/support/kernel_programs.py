@@ -20,7 +20,7 @@ native: Any = pytest.importorskip(
 from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits  # noqa: E402
 from isobatch_kernels.step import Stat, StepInput  # noqa: E402
 
-UNITS = [u for u in ("scalar", "neon", "avx2", "vnni") if native.unit_available(u)]
+UNITS = [u for u in ("scalar", "neon", "avx2", "amx", "vnni") if native.unit_available(u)]
 ALL_STATISTICS = Stat.ARGMAX | Stat.TOP_K | Stat.NORMALIZER | Stat.QUANTILE
 BLOCK_SIZE = 16
 

@@ -21,7 +21,7 @@ def no_override(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fastest_unit_is_chosen() -> None:
-    """VNNI before AVX2 before scalar."""
+    """VNNI before AMX before AVX2 before scalar."""
     assert dispatch.choose_unit() == UNITS[-1]
     assert dispatch.available_units() == (*reversed(UNITS), "reference")
 
