@@ -1,7 +1,11 @@
 // CUDA's words for a C++20 compiler: a block's threads are contexts that take turns and change at barriers, and what warps
-// exchange goes through slots. Blocks run one after another, those of a cluster together. Exact where the kernels are; of no use
-// for speed. Asynchronous copies end as late as they may, at a kernel's next launch at once, and so on by turns. The part below
-// `fp16` takes the place of the kernels' device.cu.
+// exchange goes through slots. Blocks run one after another, those of a cluster together. Exact where the kernels are; of no
+// use for speed. CAPABILITY is the GPU's: 90 has clusters and a copy engine; with 80 all lanes copy, and arrive at barriers.
+// Launches of a kernel take three ways by turns. Late: asynchronous copies end only when they are waited for. At once: they
+// end when they are asked for. Random: they end one by one in any order, as do sums that are left in blocks of a cluster, and
+// until then nonsense lies where they will write; warps run in any order, and now and then one stands still for long. In every
+// way, a block may not end before all that is written to its memory has come.
+// The part below `fp16` takes the place of the kernels' device.cu.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -30,6 +34,25 @@ constexpr size_t kMemory = 240 * 1024;               // dynamic, of a block
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct Operands { unsigned a[4], b[2]; };
 
+enum class Way { kLate, kAtOnce, kRandom };
+inline Way way;
+inline uint32_t chance;  // of the random way; the library's generators take long to compile
+inline unsigned below(unsigned limit) {
+  chance ^= chance << 13;
+  chance ^= chance >> 17;
+  chance ^= chance << 5;
+  return chance % limit;
+}
+inline bool once_in(unsigned times) { return below(times) == 0; }
+// In sweeps over all threads: how long a copy lasts at most, a short and a long one; when a warp stalls, and for how long.
+constexpr int kShortCopy = 24, kLongCopy = 4000, kStallsOnceIn = 200, kMostStalled = 400;
+constexpr int kNonsense = 0xfb;  // bytes that are numbers of every type, far from any sum
+
+// What a launch returns. 1: a barrier that not every thread reaches; 2: memory past what was asked for was written; 3: a copy
+// that is empty or not in pieces of 16 bytes; 4: a block that ends before its copies, or before sums that are left in it.
+enum Result { kFine, kBarrier, kMemoryPast, kBadCopy, kEndsEarly };
+inline Result result;
+
 // Those who must meet: a block or a warp. A thread that has returned is not waited for.
 struct Meeting {
   int members = 0, arrived = 0;
@@ -53,22 +76,32 @@ struct Turns {
   }
 };
 static_assert(sizeof(Turns) == 8);
-// A copy, whose bytes then arrive at a barrier, where it has one.
+struct Block;
+// A copy, whose bytes then arrive at a barrier, where it has one. Without bytes it is an arrival of the thread itself, after
+// the copies that it has asked for before.
 struct Copy {
+  Block* into;
   void* to;
-  const void* from;
+  const void* from;  // null: `values`
   int size;
   Turns* brings;
+  int group;  // that is waited for where it has no barrier
+  int lasts;  // sweeps, in the random way
+  char values[16];
+  bool is_arrival() const { return size == 0; }
   void end() const {
-    std::memcpy(to, from, size);
-    if (brings) {
-      brings->bytes -= size;
-      brings->end_if_complete();
+    if (is_arrival()) {
+      brings->missing--;
+    } else {
+      std::memcpy(to, from ? from : values, size);
+      if (brings) brings->bytes -= size;
     }
+    if (brings) brings->end_if_complete();
   }
 };
 struct Fiber {
   std::vector<Copy> copies;
+  int group = 0;       // of the copies that are asked for next
   ucontext_t context;  // to begin with; from then on jumps, which make no system call
   jmp_buf here;
   bool has_begun = false;
@@ -78,9 +111,27 @@ struct Fiber {
   unsigned parity = 0;  // of the turn whose end is waited for
   bool done = false;
   bool end_copies() {
-    const bool some = !copies.empty();
-    for (const Copy& copy : copies) copy.end();
-    copies.clear();
+    return end_if([](const Copy&) { return true; });
+  }
+  void end_groups_before(int first) {
+    end_if([&](const Copy& copy) { return !copy.brings && copy.group < first; });
+  }
+  bool end_some_copies() {
+    for (Copy& copy : copies) copy.lasts--;
+    return end_if([&](const Copy& copy) { return copy.lasts < 0 && (!copy.is_arrival() || &copy == &copies[0]); });
+  }
+  // In the order in which they were asked for; says whether there was one.
+  template <class F> bool end_if(F may_end) {
+    bool some = false;
+    for (size_t i = 0; i < copies.size();) {
+      if (may_end(copies[i])) {
+        copies[i].end();
+        copies.erase(copies.begin() + i);
+        some = true;
+      } else {
+        i++;
+      }
+    }
     return some;
   }
   bool is_waiting() const {
@@ -93,11 +144,12 @@ struct Block {
   uint64_t slots[32][32];
   Operands operands[32][32];
   Fiber fibers[kMostThreads];
+  bool has_ended() const { return all.members == 0; }
 };
 inline Block cluster[kMostBlocks];
 inline Block* own = cluster;  // the running thread's
 inline Meeting cluster_meeting;
-inline bool copies_are_late = false, is_misused = false;
+inline int cluster_size;
 inline jmp_buf scheduler;
 inline void (*fiber_body)();
 // Lets the others run; returns when the scheduler chooses this thread again.
@@ -123,6 +175,16 @@ inline void meet(Meeting& meeting) {
 }
 inline void __syncthreads() { meet(own->all); }
 inline void __syncwarp() { meet(own->warps[warp_id()]); }
+inline bool is_written_to(const Block& block) {
+  for (int b = 0; b < cluster_size; b++) {
+    for (int t = 0; t < blockDim.x; t++) {
+      for (const Copy& copy : cluster[b].fibers[t].copies) {
+        if (copy.into == &block) return true;
+      }
+    }
+  }
+  return false;
+}
 inline void fiber_main() {
   Fiber& fiber = own->fibers[threadIdx.x];
   Meeting* meetings[] = {&own->all, &own->warps[warp_id()], &cluster_meeting};
@@ -132,6 +194,7 @@ inline void fiber_main() {
     meeting->members--;
     meeting->release_if_complete();
   }
+  if (own->has_ended() && is_written_to(*own)) result = kEndsEarly;
   leave_thread(fiber);
 }
 
@@ -180,19 +243,36 @@ inline unsigned x1_fma_halves(unsigned a, unsigned b, unsigned c) {
     return x1_nearest_half(std::fma(x1_half_float(a >> at), x1_half_float(b >> at), x1_half_float(c >> at)));
   });
 }
-inline void copy(const Copy& one) {
-  if (copies_are_late) {
-    own->fibers[threadIdx.x].copies.push_back(one);
+inline void begin_copy(Copy copy, bool ends_later) {
+  if (copy.into->has_ended()) result = kEndsEarly;
+  if (way == Way::kRandom) {
+    copy.lasts = below(once_in(2) ? kShortCopy : kLongCopy);
+    std::memset(copy.to, kNonsense, copy.size);
+  }
+  if (ends_later) {
+    own->fibers[threadIdx.x].copies.push_back(copy);
   } else {
-    one.end();
+    copy.end();
   }
 }
-inline void x1_copy16(void* to, const void* from) { copy({to, from, 16, nullptr}); }
-inline void x1_commit() {}
-template <int N> void x1_wait() { own->fibers[threadIdx.x].end_copies(); }
-inline void x1_copy16(unsigned to, const void* from) { x1_copy16((char*)own->memory + to, from); }
+inline void copy(void* to, const void* from, int size, Turns* brings) {
+  begin_copy({own, to, from, size, brings, own->fibers[threadIdx.x].group}, way != Way::kAtOnce);
+}
+inline void x1_copy16(void* to, const void* from) { copy(to, from, 16, nullptr); }
+inline void x1_commit() { own->fibers[threadIdx.x].group++; }
+// Only in the random way do the last N groups go on.
+template <int N> void x1_wait() {
+  Fiber& fiber = own->fibers[threadIdx.x];
+  fiber.end_groups_before(fiber.group - (way == Way::kRandom ? N : 0));
+}
+inline char* own_bytes(unsigned at) { return (char*)own->memory + at; }
+inline void x1_copy16(unsigned to, const void* from) { x1_copy16(own_bytes(to), from); }
 inline unsigned x1_shared_address(const void* at) { return (unsigned)((const char*)at - (const char*)own->memory); }
-inline Turns& own_turns(unsigned at) { return *(Turns*)((char*)own->memory + at); }
+inline Turns& own_turns(unsigned at) { return *(Turns*)own_bytes(at); }
+inline void check_copy(unsigned to, const void* from, int bytes) {
+  if (bytes <= 0 || (bytes | to | (uintptr_t)from) % 16) result = kBadCopy;
+}
+#if CAPABILITY >= 90
 inline void x1_make_barriers(unsigned at, int count, int, int lane) {
   for (int i = 0; i < count && lane == 0; i++) own_turns(at + 8 * i) = {1, 1, 0, 0};
   __syncwarp();
@@ -206,10 +286,23 @@ inline void x1_expect(unsigned at, int bytes, int lane) {
 }
 inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned barrier, int lane) {
   if (lane != 0) return;
-  if (bytes <= 0 || (bytes | to | (uintptr_t)from) % 16) is_misused = true;
-  copy({(char*)own->memory + to, from, bytes, &own_turns(barrier)});
+  check_copy(to, from, bytes);
+  copy(own_bytes(to), from, bytes, &own_turns(barrier));
 }
 inline void x1_arrive(unsigned) {}
+#else
+inline void x1_make_barriers(unsigned at, int count, int warps, int lane) {
+  const unsigned members = 32 * warps;
+  for (int i = 0; i < count && lane == 0; i++) own_turns(at + 8 * i) = {members, members, 0, 0};
+  __syncwarp();
+}
+inline void x1_expect(unsigned, int, int) {}
+inline void x1_copy_run(unsigned to, const void* from, int bytes, unsigned, int lane) {
+  check_copy(to, from, bytes);
+  for (int i = 16 * lane; i < bytes; i += 512) x1_copy16(to + i, (const char*)from + i);
+}
+inline void x1_arrive(unsigned barrier) { copy(own_bytes(barrier), nullptr, 0, &own_turns(barrier)); }
+#endif
 inline void x1_wait_for(unsigned at, unsigned parity) {
   Fiber& fiber = own->fibers[threadIdx.x];
   fiber.turns = &own_turns(at);
@@ -220,7 +313,8 @@ inline float4 x1_fresh16(const float4* from) { return *from; }
 // Another block's address: its number above that of a byte of its memory.
 constexpr unsigned kRank = 1 << 20;
 template <int CLUSTER> unsigned x1_in_block(unsigned at, int rank) { return CLUSTER > 1 ? (rank + 1) * kRank + at : at; }
-inline char* somewhere(unsigned at) { return (char*)(at < kRank ? own : &cluster[at / kRank - 1])->memory + at % kRank; }
+inline Block* block_of(unsigned at) { return at < kRank ? own : &cluster[at / kRank - 1]; }
+inline char* somewhere(unsigned at) { return (char*)block_of(at)->memory + at % kRank; }
 template <int CLUSTER> void x1_make_meetings(unsigned at, int count, int warps, int bytes, int lane) {
   for (int i = 0; i < count && lane == 0; i++) {
     const unsigned members = CLUSTER > 1 ? 1 : warps;
@@ -233,11 +327,13 @@ template <int CLUSTER> void x1_barriers_made() {
   if (CLUSTER > 1) meet(cluster_meeting);
 }
 inline void leave(unsigned to, const void* from, int size, unsigned meeting, bool counts) {
-  std::memcpy(somewhere(to), from, size);
-  if (!counts) return;
-  Turns& turns = *(Turns*)somewhere(meeting);
-  turns.bytes -= size;
-  turns.end_if_complete();
+  if (!counts) {
+    std::memcpy(somewhere(to), from, size);
+    return;
+  }
+  Copy sums = {block_of(to), somewhere(to), nullptr, size, (Turns*)somewhere(meeting)};
+  std::memcpy(sums.values, from, size);
+  begin_copy(sums, way == Way::kRandom);
 }
 template <int CLUSTER> void x1_leave16(unsigned to, float4 v, unsigned meeting) { leave(to, &v, 16, meeting, CLUSTER > 1); }
 template <int CLUSTER> void x1_leave8(unsigned to, float a, float b, unsigned meeting) {
@@ -293,69 +389,116 @@ inline void mma16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
 }
 
 constexpr size_t kStack = 64 * 1024;
-// A barrier that not every thread reaches: 1; memory past what was asked for was written: 2; a copy that is empty or not in
-// pieces of 16 bytes: 3.
-inline int run_cluster(int threads, int size, const Place* places, int memory, char* stacks) {
-  cluster_meeting = {threads * size};
-  for (int b = 0; b < size; b++) {
-    own = &cluster[b];
-    blockIdx = places[b];
-    std::memset(own->memory, 0xff, kMemory);
-    own->all = {threads};
-    for (int w = 0; w < threads / 32; w++) own->warps[w] = {32};
-    for (int t = 0; t < threads; t++) {
-      Fiber& fiber = own->fibers[t];
-      fiber.done = fiber.has_begun = false;
-      fiber.waits_for = nullptr;
-      fiber.turns = nullptr;
-      fiber.copies.clear();
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = stacks + (size_t)(b * threads + t) * kStack;
-      fiber.context.uc_stack.ss_size = kStack;
-      makecontext(&fiber.context, fiber_main, 0);
-    }
+inline void begin_block(Block& block, int threads, char* stacks) {
+  std::memset(block.memory, 0xff, kMemory);
+  block.all = {threads};
+  for (int w = 0; w < threads / 32; w++) block.warps[w] = {32};
+  for (int t = 0; t < threads; t++) {
+    Fiber& fiber = block.fibers[t];
+    fiber.done = fiber.has_begun = false;
+    fiber.waits_for = nullptr;
+    fiber.turns = nullptr;
+    fiber.copies.clear();
+    fiber.group = 0;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = stacks + t * kStack;
+    fiber.context.uc_stack.ss_size = kStack;
+    makecontext(&fiber.context, fiber_main, 0);
   }
-  bool running = true;
-  for (int sweep = 0; running; sweep++) {
-    running = false;
-    bool moved = false;
-    for (int n = 0; n < size * threads; n++) {
-      const int i = sweep % 2 ? size * threads - 1 - n : n;  // nobody is always first
-      own = &cluster[i / threads];
-      Fiber& fiber = own->fibers[i % threads];
-      if (fiber.done) continue;
-      running = true;
-      if (fiber.is_waiting()) continue;
-      moved = true;
-      fiber.turns = nullptr;
-      fiber.waits_for = nullptr;
-      threadIdx = {i % threads, 0, 0};
-      blockIdx = places[i / threads];
-      enter_thread(fiber);
-    }
-    for (int i = 0; i < size * threads && !moved; i++) moved = cluster[i / threads].fibers[i % threads].end_copies();
-    if (running && !moved) return 1;
-  }
-  for (int b = 0; b < size; b++) {
-    for (size_t at = memory; at < kMemory; at++) {
-      if (reinterpret_cast<unsigned char*>(cluster[b].memory)[at] != 0xff) return 2;
-    }
-  }
-  return is_misused ? 3 : 0;
 }
-// Clusters of `size` blocks along z; stacks: kStack bytes for every thread of one.
-inline int run_blocks(const int* blocks, int threads, int memory, int size, char* stacks, void (*kernel)()) {
-  copies_are_late = !copies_are_late;
+// A warp of a cluster.
+struct Warp {
+  int block, number;
+  unsigned stalled = 0;  // sweeps that it still misses
+  bool misses_sweep() {
+    if (way != Way::kRandom) return false;
+    if (stalled == 0 && once_in(kStallsOnceIn)) stalled = below(kMostStalled);
+    if (stalled == 0) return false;
+    stalled--;
+    return true;
+  }
+};
+// What a sweep over all threads has found.
+struct Sweep {
+  bool running = false, moved = false;
+};
+inline void run_warp(Warp& warp, bool backwards, Place place, Sweep& sweep) {
+  const bool is_stalled = warp.misses_sweep();
+  own = &cluster[warp.block];
+  blockIdx = place;
+  for (int n = 0; n < 32; n++) {
+    const int t = warp.number * 32 + (backwards ? 31 - n : n);
+    Fiber& fiber = own->fibers[t];
+    if (way == Way::kRandom && fiber.end_some_copies()) sweep.moved = true;
+    if (fiber.done) continue;
+    sweep.running = true;
+    if (fiber.is_waiting()) continue;
+    sweep.moved = true;
+    if (is_stalled) continue;  // it will go on, so nobody is stuck
+    fiber.turns = nullptr;
+    fiber.waits_for = nullptr;
+    threadIdx = {t, 0, 0};
+    enter_thread(fiber);
+  }
+}
+// Nobody is always first.
+inline void change_order(std::vector<Warp>& warps) {
+  const int count = warps.size();
+  if (way == Way::kRandom) {
+    for (int i = count - 1; i > 0; i--) std::swap(warps[i], warps[below(i + 1)]);
+  } else {
+    for (int i = 0; i < count / 2; i++) std::swap(warps[i], warps[count - 1 - i]);
+  }
+}
+inline bool end_copies_of_one(int threads) {
+  const int all = cluster_size * threads, first = way == Way::kRandom ? below(all) : 0;
+  for (int n = 0; n < all; n++) {
+    const int i = (first + n) % all;
+    if (cluster[i / threads].fibers[i % threads].end_copies()) return true;
+  }
+  return false;
+}
+inline Result run_cluster(int threads, const Place* places, int memory, char* stacks) {
+  std::vector<Warp> warps;
+  cluster_meeting = {threads * cluster_size};
+  for (int b = 0; b < cluster_size; b++) {
+    begin_block(cluster[b], threads, stacks + (size_t)b * threads * kStack);
+    for (int w = 0; w < threads / 32; w++) warps.push_back({b, w});
+  }
+  bool backwards = false;
+  while (true) {
+    Sweep sweep;
+    for (Warp& warp : warps) run_warp(warp, backwards, places[warp.block], sweep);
+    if (result) return result;
+    if (!sweep.running) break;
+    if (!sweep.moved && !end_copies_of_one(threads)) return kBarrier;
+    change_order(warps);
+    backwards = !backwards;
+  }
+  for (int b = 0; b < cluster_size; b++) {
+    for (size_t at = memory; at < kMemory; at++) {
+      if (reinterpret_cast<unsigned char*>(cluster[b].memory)[at] != 0xff) return kMemoryPast;
+    }
+  }
+  return kFine;
+}
+// Clusters of `size` blocks along z; stacks: kStack bytes for every thread of one. `launches` of the kernel came before.
+inline int run_blocks(const int* blocks, int threads, int memory, int size, char* stacks, int launches, void (*kernel)()) {
+  constexpr Way kWays[] = {Way::kLate, Way::kAtOnce, Way::kRandom};
+  way = kWays[launches % 3];
+  chance = 2654435761u * (launches + 1);
+  result = kFine;
   gridDim = {blocks[0], blocks[1], blocks[2]};
   blockDim = {threads, 1, 1};
+  cluster_size = size;
   fiber_body = kernel;
   for (int z = 0; z < blocks[2]; z += size) {
     for (int i = 0; i < blocks[0] * blocks[1]; i++) {
       Place places[kMostBlocks];
       for (int b = 0; b < size; b++) places[b] = {i % blocks[0], i / blocks[0], z + b};
-      const int result = run_cluster(threads, size, places, memory, stacks);
+      result = run_cluster(threads, places, memory, stacks);
       if (result) return result;
     }
   }
-  return 0;
+  return kFine;
 }

@@ -8,7 +8,9 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,19 +36,20 @@ void call(void (*kernel)(A...)) {
   call_with(kernel, std::make_integer_sequence<int, sizeof...(A)>());
 }
 extern "C" int launch(const int* blocks, int threads, int memory, int cluster, char* stacks,
-                      void** a) {
+                      int launches, void** a) {
   arguments = a;
-  return run_blocks(blocks, threads, memory, cluster, stacks, [] { call(%s); });
+  return run_blocks(blocks, threads, memory, cluster, stacks, launches, [] { call(%s); });
 }
 """
 
 
 @functools.cache
-def _compiled(key: KernelKey, folder: Path) -> ctypes.CDLL:
+def _compiled(key: KernelKey, capability: int, folder: Path) -> ctypes.CDLL:
     assert COMPILER is not None
     body = load_kernels()[key.name].body(dict(key.constants))
     source = f'#include "cuda_shim.h"\n{body}{_LAUNCH % key.name}'
-    stem = folder / f"{key.name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    stem = folder / f"{key.name}-{capability}-{digest}"
     library = stem.with_suffix(".so")
     if library.exists():
         return ctypes.CDLL(str(library))
@@ -54,6 +57,7 @@ def _compiled(key: KernelKey, folder: Path) -> ctypes.CDLL:
     own = stem.with_name(f"{stem.name}-{os.getpid()}")
     own.with_suffix(".cpp").write_text(source, encoding="utf-8")
     options = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-pthread"]
+    options.append(f"-DCAPABILITY={capability}")
     files = ["-o", str(own.with_suffix(".so")), str(own.with_suffix(".cpp"))]
     command = [COMPILER, *options, f"-I{_HERE}", *files]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -81,11 +85,15 @@ class EmulatedDevice:
     name = "a CPU in place of a GPU"
     chip = Chip(132, 227 * 1024, (66, 32, 16))
 
-    def __init__(self, folder: Path) -> None:
-        """Compiled kernels are kept in `folder`."""
+    def __init__(self, folder: Path, capability: int = 90) -> None:
+        """Compiled kernels are kept in `folder`; a `capability` of 80 is a GPU without clusters."""
         self._folder = folder
+        self._capability = capability
+        if capability < 90:
+            self.chip = replace(self.chip, clusters=(0, 0, 0))
         self._memory: dict[int, npt.NDArray[Any]] = {}
         self._recording: list[Callable[[], None]] | None = None
+        self._launches: Counter[KernelKey] = Counter()
         self.launched: list[str] = []
         self.graphs = 0
 
@@ -157,12 +165,17 @@ class EmulatedDevice:
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         grid = (ctypes.c_int * 3)(*blocks)
         assert blocks[2] % key.cluster == 0
-        kernel = _compiled(key, self._folder)
+        assert key.cluster == 1 or self._capability >= 90
+        kernel = _compiled(key, self._capability, self._folder)
         stacks = ctypes.c_void_p(_stacks().ctypes.data)
-        result = kernel.launch(grid, threads, key.shared_memory, key.cluster, stacks, pointers)
+        launches = self._launches[key]
+        self._launches[key] += 1
+        sizes = (threads, key.shared_memory, key.cluster)
+        result = kernel.launch(grid, *sizes, stacks, launches, pointers)
         assert result != 1, f"{key}: a barrier that not every thread reaches"
         assert result != 2, f"{key}: shared memory past what was asked for is written"
         assert result != 3, f"{key}: a copy is empty or not in pieces of 16 bytes"
+        assert result != 4, f"{key}: a block ends before its copies, or sums that are left in it"
 
     def begin_recording(self) -> None:
         """Launches go to a list."""

@@ -11,9 +11,9 @@ from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
 from isobatch_kernels.cuda.device import Chip
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
 from isobatch_kernels.cuda.tuning import RowsShape, for_rows, rows_top
-from isobatch_kernels.program import Program
+from isobatch_kernels.program import Program, QuantizedWeight
 from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
-from isobatch_kernels.step import Stat, StepInput
+from isobatch_kernels.step import Float32, Stat, StepInput
 from tests.cuda_on_cpu.emulated_device import COMPILER, EmulatedDevice, shared_folder
 
 pytestmark = [
@@ -34,6 +34,12 @@ FIELDS = [
 def device(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
     """A device whose kernels are compiled once for all tests."""
     return EmulatedDevice(shared_folder(tmp_path_factory.getbasetemp()))
+
+
+@pytest.fixture
+def older_device(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
+    """The same of compute capability 8.0."""
+    return EmulatedDevice(shared_folder(tmp_path_factory.getbasetemp()), capability=80)
 
 
 @pytest.mark.parametrize(("bits", "group", "block", "rows"), FORMATS)
@@ -78,34 +84,66 @@ SHARES = [
 def test_every_way_to_share_out_slices_and_tiles(
     share: tuple[int, int, int, int, int, int, int], sub_blocks: int, device: EmulatedDevice
 ) -> None:
-    """Slices of a block, a cluster or apart, empty slices too; twice, as counters begin at zero.
+    """Slices of a block, a cluster or apart, and empty slices too."""
+    _check_share(share, sub_blocks, device)
 
-    On a chip so small that every team has several groups of tiles.
-    """
+
+@pytest.mark.parametrize("share", [SHARES[i] for i in (0, 2, 5)])
+def test_shares_without_a_copy_engine(
+    share: tuple[int, int, int, int, int, int, int], older_device: EmulatedDevice
+) -> None:
+    """All lanes copy, and all arrive at the barriers."""
+    _check_share(share, 19, older_device)
+
+
+def test_many_rows_without_a_copy_engine(older_device: EmulatedDevice) -> None:
+    """Copies in groups, of which some are still under way when one is waited for."""
+    older_device.chip = replace(older_device.chip, multiprocessors=1)
+    rng = np.random.default_rng(8)
+    weight = random_weight(rng, 50, 64 * 9, 4, 64, half=True)
+    x = random_rows(rng, 71, weight.num_inputs)
+    layer = LinearOnDevice(older_device, weight, 64, len(x))
+    _run_in_every_way(layer, "linear_tiles", weight, x)
+    older_device.close()
+
+
+def _check_share(
+    share: tuple[int, int, int, int, int, int, int], sub_blocks: int, device: EmulatedDevice
+) -> None:
+    """On a chip so small that every team has several groups of tiles."""
     nt, mt, slices, cluster, teams, deep, stages = share
     device.chip = Chip(8 // slices, 227 * 1024, (1, 1, 1))
     rng = np.random.default_rng(sub_blocks)
     weight = random_weight(rng, 150, 64 * sub_blocks, 4, 64, half=True)
     rows = 8 * mt - 5
     x = random_rows(rng, rows, weight.num_inputs)
-    native = _cpu.LinearLayer.quantized(
-        "reference", weight.packed, weight.scales, weight.biases, 4, 64, 64
-    )
-    expected, finite = np.empty((rows, 150), np.float32), np.empty(rows, np.bool_)
-    native.forward(x, expected, finite)
     layer = LinearOnDevice(device, weight, 64, rows)
     held = 8 if mt > 1 else 4
     sizes = (nt, mt, held, slices, cluster, teams, 1, deep, stages, 1)
     like = RowsShape(*sizes, (1, 1, 1), 0)
     assert for_rows(rows, layer.packed, like, device.chip).sets == 2
     layer.launcher.timed[layer.packed.format, rows_top(rows)] = like
-    for _ in range(2):
+    _run_in_every_way(layer, "linear_rows", weight, x)
+    device.close()
+
+
+def _run_in_every_way(
+    layer: LinearOnDevice, kernel: str, weight: QuantizedWeight, x: Float32
+) -> None:
+    """Copies end late, at once, and at random; counters that begin at zero must be so again."""
+    native = _cpu.LinearLayer.quantized(
+        "reference", weight.packed, weight.scales, weight.biases, 4, 64, 64
+    )
+    expected = np.empty((len(x), weight.num_outputs), np.float32)
+    finite = np.empty(len(x), np.bool_)
+    native.forward(x, expected, finite)
+    device: Any = layer.device
+    for _ in range(3):
         device.launched.clear()
         got, _ = layer.run(x)
-        assert "linear_rows" in device.launched
+        assert kernel in device.launched
         assert got[finite].tobytes() == expected[finite].tobytes()
     layer.close()
-    device.close()
 
 
 def _step(lengths: list[int], positions: list[int], seed: int) -> StepInput:
