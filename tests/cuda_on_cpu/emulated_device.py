@@ -23,7 +23,7 @@ from isobatch_kernels.cuda.source import load_kernels
 
 COMPILER = next((name for name in map(shutil.which, ("clang++-19", "clang++")) if name), None)
 _HERE = Path(__file__).parent
-# kMostBlocks, kMostThreads and kStack of cuda_shim.h.
+# kMostBlocks, kMostThreads and kStack of cuda_threads.h.
 _MOST_BLOCKS, _MOST_THREADS, _STACK = 8, 1024, 64 * 1024
 _LAUNCH = """
 static void** arguments;
