@@ -11,6 +11,7 @@ from isobatch_kernels.cuda.driver import DriverDevice
 from isobatch_kernels.cuda.self_test import linear_differences
 from isobatch_kernels.cuda_backend import CudaBackend, CudaLimits
 from isobatch_kernels.self_test import _steps, tiny_program
+from tests.support.cuda_launches import launch_differences
 
 pytestmark = [
     pytest.mark.cuda,
@@ -31,6 +32,17 @@ def test_linear_layers() -> None:
     device = DriverDevice()
     try:
         assert list(linear_differences(device, FORMATS)) == []
+    finally:
+        device.close()
+
+
+def test_launches_of_every_kind() -> None:
+    """Blocks and clusters, tiles and rings of every size, as the clock may choose them."""
+    device = DriverDevice()
+    try:
+        count, differences = launch_differences(device, 19, 9990, seed=3)
+        assert count > 20
+        assert differences == []
     finally:
         device.close()
 
