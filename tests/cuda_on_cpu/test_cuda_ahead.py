@@ -91,14 +91,14 @@ def test_the_self_test_finds_a_wrong_bit(
     """And passes where there is none."""
     monkeypatch.setattr(self_test, "ROWS", (3,))
     assert list(self_test.linear_differences(device, [(4, 32, 32)])) == []
-    right = self_test._reference
+    right = self_test.reference_results
 
     def wrong(*arguments: Any) -> Any:
         y, finite = right(*arguments)
         y.view(np.uint32)[:, 7] ^= 1
         return y, finite
 
-    monkeypatch.setattr(self_test, "_reference", wrong)
+    monkeypatch.setattr(self_test, "reference_results", wrong)
     with pytest.raises(RuntimeError, match="linear layers must equal the contract, got 4 bits"):
         self_test.check(device, [(4, 32, 32)], lambda *_: None)
 

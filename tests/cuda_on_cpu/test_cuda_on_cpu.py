@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isobatch_kernels import _cpu, cuda_backend
+from isobatch_kernels import cuda_backend
 from isobatch_kernels.cpu_backend import CpuBackend, CpuLimits
 from isobatch_kernels.cuda.device import Chip
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
+from isobatch_kernels.cuda.self_test import reference_results
 from isobatch_kernels.cuda.tuning import RowsShape, for_rows, rows_top
 from isobatch_kernels.program import Program, QuantizedWeight
 from isobatch_kernels.self_test import random_rows, random_weight, tiny_program
@@ -55,18 +56,8 @@ def test_linear_layers(
     rng = np.random.default_rng(bits * 100 + group)
     weight = random_weight(rng, 50, group * int(rng.integers(1, 6)), bits, group, half=True)
     x = random_rows(rng, rows, weight.num_inputs)
-    native = _cpu.LinearLayer.quantized(
-        "reference", weight.packed, weight.scales, weight.biases, bits, group, block
-    )
-    expected = np.empty((rows, 50), np.float32)
-    finite = np.empty(rows, np.bool_)
-    native.forward(x, expected, finite)
-    layer = LinearOnDevice(device, weight, block, rows)
-    for _ in range(3):  # copies late, at once, in any order
-        got, flags = layer.run(x)
-        assert got[finite].tobytes() == expected[finite].tobytes()
-        assert ((flags == 4) == ~finite).all()
-    layer.close()
+    kernel = "linear_rows" if rows <= 65 else "linear_tiles"
+    _run_in_every_way(LinearOnDevice(device, weight, block, rows), kernel, weight, x, block)
     device.close()
 
 
@@ -129,21 +120,17 @@ def _check_share(
 
 
 def _run_in_every_way(
-    layer: LinearOnDevice, kernel: str, weight: QuantizedWeight, x: Float32
+    layer: LinearOnDevice, kernel: str, weight: QuantizedWeight, x: Float32, block: int = 64
 ) -> None:
     """Copies end late, at once, and at random; counters that begin at zero must be so again."""
-    native = _cpu.LinearLayer.quantized(
-        "reference", weight.packed, weight.scales, weight.biases, 4, 64, 64
-    )
-    expected = np.empty((len(x), weight.num_outputs), np.float32)
-    finite = np.empty(len(x), np.bool_)
-    native.forward(x, expected, finite)
+    expected, finite = reference_results(weight, block, x)
     device: Any = layer.device
     for _ in range(3):
         device.launched.clear()
-        got, _ = layer.run(x)
+        got, flags = layer.run(x)
         assert kernel in device.launched
         assert got[finite].tobytes() == expected[finite].tobytes()
+        assert ((flags == 4) == ~finite).all()
     layer.close()
 
 

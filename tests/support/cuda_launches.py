@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 
-from isobatch_kernels import _cpu
 from isobatch_kernels.cuda.device import Device
 from isobatch_kernels.cuda.one_layer import LinearOnDevice
+from isobatch_kernels.cuda.self_test import reference_results
 from isobatch_kernels.cuda.tuning import ROW_TOPS, RowsShape, Sizes, all_rows_shapes, rows_top
 from isobatch_kernels.self_test import random_rows, random_weight
 
@@ -36,11 +36,7 @@ def launch_differences(
     rng = np.random.default_rng(seed)
     weight = random_weight(rng, outputs, _SUB_BLOCK * sub_blocks, 4, _SUB_BLOCK, half=True)
     x = random_rows(rng, ROW_TOPS[-1], weight.num_inputs)
-    expected, finite = np.empty((len(x), outputs), np.float32), np.empty(len(x), np.bool_)
-    native = _cpu.LinearLayer.quantized(
-        "reference", weight.packed, weight.scales, weight.biases, 4, _SUB_BLOCK, _SUB_BLOCK
-    )
-    native.forward(x, expected, finite)
+    expected, finite = reference_results(weight, _SUB_BLOCK, x)
     layer = LinearOnDevice(device, weight, _SUB_BLOCK, len(x))
     packed = layer.packed
     sizes = Sizes(packed.tiles, packed.record_words, packed.sub_block, packed.sub_blocks)

@@ -43,7 +43,8 @@ def formats_of(program: Program) -> list[Format]:
     )
 
 
-def _reference(weight: QuantizedWeight, block: int, x: Float32) -> tuple[Float32, Any]:
+def reference_results(weight: QuantizedWeight, block: int, x: Float32) -> tuple[Float32, Any]:
+    """x (M, K) @ weight.T by the CPU's reference, (M, N) fp32; and which rows are finite, (M,)."""
     from isobatch_kernels import _cpu  # the native module may be missing
 
     layer = _cpu.LinearLayer.quantized(
@@ -67,7 +68,7 @@ def linear_differences(device: Device, formats: list[Format]) -> Iterator[str]:
         inputs = group * int(rng.integers(9, 14))  # no multiple of eight sub-blocks
         weight = random_weight(rng, _OUTPUTS, inputs, bits, group, half=True)
         x = random_rows(rng, max(ROWS), inputs)
-        expected, finite = _reference(weight, block, x)
+        expected, finite = reference_results(weight, block, x)
         layer = LinearOnDevice(device, weight, block, len(x))
         for rows in ROWS:
             y, flags = layer.run(x[:rows])
@@ -89,7 +90,7 @@ def chosen_differences(device: Device, chosen: Mapping[Choice, RowsShape]) -> It
         weight = _weight_like(form, rng, outputs)
         x = random_rows(rng, top, weight.num_inputs)
         block = max(form.sub_block, 32)
-        expected, finite = _reference(weight, block, x)
+        expected, finite = reference_results(weight, block, x)
         layer = LinearOnDevice(device, weight, block, top)
         layer.launcher.timed[layer.packed.format, top] = shape
         # One cluster, or as many blocks as have all slices, does everything.
