@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isobatch_kernels import _cpu
 from isobatch_kernels.cuda import self_test, timing
 from isobatch_kernels.cuda.device import KernelKey
 from isobatch_kernels.cuda.launch import Choice, Launcher, rows_constants
